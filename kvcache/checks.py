@@ -1,0 +1,67 @@
+"""Argument checks that every module shares. Each raises InvalidInputError and changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
+
+TOKEN_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def check_tensor(
+    name: str,
+    x: torch.Tensor,
+    *,
+    ndim: int,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> None:
+    """Raise InvalidInputError unless `x` is a contiguous `ndim`-D `dtype` tensor on `device`."""
+    if x.ndim != ndim:
+        raise InvalidInputError(f"{name} must be {ndim}-D, got shape {tuple(x.shape)}")
+    if x.dtype != dtype:
+        raise InvalidInputError(f"{name} must be {dtype}, got {x.dtype}")
+    if device is not None and x.device != device:
+        raise InvalidInputError(f"{name} must be on {device}, got {x.device}")
+    if not x.is_contiguous():
+        raise InvalidInputError(f"{name} must be contiguous, got stride {x.stride()}")
+
+
+def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """Return `value` as an int, or raise InvalidInputError unless it is one in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidInputError(f"{name} must be an int, got {value!r}")
+    if value < low or (high is not None and value > high):
+        span = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise InvalidInputError(f"{name} must be {span}, got {value}")
+    return int(value)
+
+
+def as_int_array(name: str, values: Any, *, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return `values` as a contiguous 1-D array of `dtype`; integers only, nothing is rounded or wrapped."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InvalidInputError(f"{name} must be 1-D, got shape {array.shape}")
+    if array.size == 0:
+        return np.zeros(0, dtype)
+    if array.dtype.kind not in "iu":
+        raise InvalidInputError(f"{name} must hold integers, got {array.dtype}")
+    if array.dtype != dtype:
+        info = np.iinfo(np.dtype(dtype))
+        low, high = int(array.min()), int(array.max())
+        if low < info.min or high > info.max:
+            raise InvalidInputError(f"{name} must fit {np.dtype(dtype)}, got [{low}, {high}]")
+    return np.ascontiguousarray(array, dtype)
+
+
+def check_type(name: str, value: Any, expected: type) -> None:
+    """Raise InvalidInputError unless `value` is an instance of `expected`."""
+    if not isinstance(value, expected):
+        raise InvalidInputError(f"{name} must be a {expected.__name__}, got {type(value).__name__}")

@@ -1,0 +1,32 @@
+"""Typed errors: every error the library raises on purpose derives from KVCacheError.
+
+A call that raises one of these has changed nothing: no host state, no device memory, no launch.
+"""
+
+
+class KVCacheError(Exception):
+    """Base class of every error raised on purpose."""
+
+
+class InvalidInputError(KVCacheError, ValueError):
+    """An argument has a wrong shape, dtype, device or value. Says the name, what was expected, what came."""
+
+
+class CapacityError(KVCacheError):
+    """The pools (or the rows) cannot hold what was asked for, even after evicting all that may go."""
+
+
+class StaleMatchError(KVCacheError):
+    """A match result no longer holds: what it found was evicted since. Match the request again."""
+
+
+class ReceiptError(KVCacheError, ValueError):
+    """A lock receipt was never given out, was already released, or belongs to another lock."""
+
+
+class IntegrityError(KVCacheError):
+    """An invariant of the library itself is broken: the bug is ours. Names the invariant."""
+
+
+class ClosedError(KVCacheError):
+    """The manager was closed."""

@@ -1,0 +1,106 @@
+"""Build the wheel, install it beside packages that are called `kernels` and `tree`, import all.
+
+Run by `make wheel-check`. The wheel is built from the source archive, which has no symlinks. Torch,
+numba and numpy are taken from the environment this runs in; the rest goes into a fresh one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+import kvcache
+from kvcache.compiled import source_digest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"kvcache": "kvcache", "kernels": "kvcache/kernels", "tree": "kvcache/tree"}
+
+# Hugging Face `kernels` and `dm-tree`, with what importing them takes (they bring far more along)
+NEIGHBOURS = (
+    "kernels==0.17.2",
+    "huggingface_hub==2.4.0",
+    "h11==0.16.0",
+    "httpcore2==2.14.0",
+    "httpx2==2.14.0",
+    "idna==3.20",
+    "PyYAML==6.0.4",
+    "tomli==2.5.0",
+    "truststore==0.10.5",
+    "dm-tree==0.1.10",
+)
+
+IMPORTS = """
+import sys
+from pathlib import Path
+import kernels, tree
+import kvcache, kvcache.kernels, kvcache.tree
+from kvcache.compiled import source_digest
+
+site = Path(sys.argv[1])
+ours = {"kvcache": kvcache, "kvcache/kernels": kvcache.kernels, "kvcache/tree": kvcache.tree}
+for folder, module in {**ours, "kernels": kernels, "tree": tree}.items():
+    assert Path(module.__file__).parent == site / folder, module.__file__
+assert hasattr(kernels, "get_kernel") and hasattr(tree, "map_structure")
+assert kvcache.__version__ == sys.argv[2], kvcache.__version__
+assert source_digest() == sys.argv[3], "the installed sources differ from the checkout"
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run `command` and return what it printed; stop the check with its output if it fails."""
+    done = subprocess.run(
+        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}exit status {done.returncode}")
+    return done.stdout
+
+
+def check_contents(wheel: Path) -> None:
+    """Stop unless the wheel holds every source of the checkout, and nothing beside them."""
+    expected = {"kvcache/py.typed"}
+    for folder, prefix in FOLDERS.items():
+        for source in (ROOT / folder).rglob("*.py"):
+            expected.add(f"{prefix}/{source.relative_to(ROOT / folder).as_posix()}")
+    names = zipfile.ZipFile(wheel).namelist()
+    found = {name for name in names if ".dist-info/" not in name}
+    if found != expected:
+        sys.exit(f"missing {sorted(expected - found)}, unexpected {sorted(found - expected)}")
+    if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
+        sys.exit("the wheel has no LICENSE")
+
+
+def main() -> None:
+    """Run the check; exits with a message at the first fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder).resolve()
+        print("building", flush=True)
+        run(sys.executable, "-m", "build", "--outdir", work)
+        (wheel,) = work.glob("*.whl")
+        check_contents(wheel)
+
+        print(f"installing {wheel.name} beside {NEIGHBOURS[0]} and {NEIGHBOURS[-1]}", flush=True)
+        venv.create(work / "venv", with_pip=False, symlinks=True)
+        python = work / "venv" / "bin" / "python"
+        pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+        run(*pip, "install", "--quiet", "--no-deps", wheel, *NEIGHBOURS)
+        site = Path(run(python, "-c", "import site; print(site.getsitepackages()[0])").strip())
+        # only now: pip would take the kvcache of this environment for an installed one
+        (site / "torch_and_numba.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+        print("importing", flush=True)
+        # from another folder: at the root of the checkout `kernels` would be ours
+        run(python, "-c", IMPORTS, site, kvcache.__version__, source_digest(), cwd=Path("/"))
+        version = run(work / "venv" / "bin" / "kvcache", "--version", cwd=Path("/")).strip()
+        if version != f"kvcache {kvcache.__version__}":
+            sys.exit(f"`kvcache --version` printed {version!r}")
+    print("wheel ok")
+
+
+if __name__ == "__main__":
+    main()
