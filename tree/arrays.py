@@ -1,0 +1,109 @@
+"""The arrays of the tree: every field, its unit, its sentinel and its invariant, in one place.
+
+Node arrays: `nodes[field, node]`, int32, `[NUM_FIELDS, num_records]`. Record 0 is the null node: it is no
+node of the tree, it is the sentinel of both recency lists and the parent of every namespace root.
+
+| field      | meaning                                          | sentinel, invariant                    |
+| ---------- | ------------------------------------------------ | -------------------------------------- |
+| PARENT     | node above; a root's is 0                        | spare record: next spare one, 0 = end  |
+| START      | slot of the node's first page in the slab        | slots of two records never overlap     |
+| PAGES      | pages of the edge                                | >= 1; 0 for a root                     |
+| DEPTH      | pages above the node's first page                | = DEPTH + PAGES of its parent          |
+| CHILDREN   | number of child nodes                            | 0 = leaf                               |
+| FULL_LOCKS | locks whose path includes the node               | parent's >= child's; roots count too   |
+| SWA_LOCKS  | locks whose trailing window includes the node    | <= FULL_LOCKS; SPARE, RUN: no node     |
+| LIVE       | 1: every page has an SWA page; 0: tombstone      | 0 everywhere without an SWA pool       |
+| FULL_PREV  | next more recent node of the Full recency list   | OUT = not in the list: locked, a root  |
+| FULL_NEXT  | next less recent node                            | a node comes after its ancestors       |
+| SWA_PREV   | next more recent node of the SWA recency list    | OUT = not in it: locked, tombstone     |
+| SWA_NEXT   | next less recent node                            | of one event, shallower comes after    |
+| HASH       | 32-bit hash of the first page (and of HEAD)      | a hint only: tokens decide             |
+| GEN        | counts up when the record means something else   | (node, GEN) names one prefix for ever  |
+| HEAD       | bigram keys: first token of the first unit       | used at DEPTH 0; -1 elsewhere          |
+
+A spare record has SWA_LOCKS = SPARE. A run of free slots uses a record too (SWA_LOCKS = RUN): START and
+PAGES are the run, FULL_PREV and FULL_NEXT link runs of one size class. Nodes and runs cover disjoint slots,
+so `slots + roots` records always suffice.
+
+Token slab: `tokens`, int32 `[slots * P]`. Slot s holds P units from s * P on: unit i of a plain key is token
+i; of a bigram key it is token i + 1 (token i is unit i - 1's, or HEAD). Tokens are >= 0. The first and the
+last word of a free run hold minus its record, so a freed neighbour is found without a table.
+
+Child table: `table[slot, (TAG, NODE)]`, int32, open addressing with linear probing and backward-shift
+deletion; a power of two of slots, at most half of them used. NODE = 0 means empty.
+
+Locks: `locks[field, lock]`, int32: LOCK_NODE (0 = free), LOCK_END (pages), LOCK_SWA (first page whose SWA is
+locked; LOCK_END when the SWA part was released), LOCK_GEN.
+
+Ranges: `ranges[i, (KIND, REQUEST, PAGE, SLOT, COUNT)]`, int32: what the device has to do, in the order in
+which the tree decided it; see ranges.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+TokenArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+NO_NODE = 0
+OUT = -1
+SPARE = -1
+RUN = -2
+
+(
+    PARENT,
+    START,
+    PAGES,
+    DEPTH,
+    CHILDREN,
+    FULL_LOCKS,
+    SWA_LOCKS,
+    LIVE,
+    FULL_PREV,
+    FULL_NEXT,
+    SWA_PREV,
+    SWA_NEXT,
+    HASH,
+    GEN,
+    HEAD,
+) = range(15)
+NUM_FIELDS = 15
+
+TAG, NODE = 0, 1
+
+LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
+
+# `meta`, int64 [NUM_META]: scalars that compiled functions read and write
+(
+    M_PAGE_SIZE,  # tokens per page
+    M_KEEP_PAGES,  # pages of a window, 0 without an SWA pool
+    M_BIGRAM,  # 1: unit i covers tokens i, i + 1
+    M_NODES,  # nodes but roots
+    M_BUMP,  # records ever used
+    M_SPARE,  # first spare record, 0 = none
+    M_SLAB_TOP,  # slots below it were used at least once
+    M_SLAB_SIZE,  # slots
+    M_TABLE_MASK,  # slots of the child table - 1
+    M_FULL_PAGES,  # pages that the tree owns
+    M_SWA_PAGES,  # of them live
+    M_FULL_LOCKED,  # pages of nodes with FULL_LOCKS > 0
+    M_SWA_LOCKED,  # live pages of nodes with SWA_LOCKS > 0
+    M_LOCKS_FREE,  # entries of the stack of free locks
+    M_TOUCHES,  # matches whose recency waits for the next call that changes the tree
+    M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
+    M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
+) = range(17)
+NUM_RUN_CLASSES = 31
+NUM_META = M_RUN_HEAD + NUM_RUN_CLASSES
+
+
+def node_arrays(num_records: int) -> Int32Array:
+    """Return zeroed node arrays for records 0 .. `num_records` - 1; untouched memory is not committed."""
+    # A stride of a multiple of 4 KiB would put all fields of a node into one cache set.
+    columns = -(-num_records // 1024) * 1024 + 80
+    nodes = np.zeros((NUM_FIELDS, columns), np.int32)
+    nodes[SWA_LOCKS, NO_NODE] = SPARE
+    return nodes

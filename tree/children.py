@@ -1,0 +1,162 @@
+"""Child look-up: an open-addressing table from (parent, hash of the first page) to the child node.
+
+The hash only says where to look. Whether a child continues a key is decided by comparing tokens, so a
+collision costs a probe and never a wrong hit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.compiled import compiled
+from kvcache.tree.arrays import (
+    DEPTH,
+    HASH,
+    HEAD,
+    M_BUMP,
+    M_PAGE_SIZE,
+    M_TABLE_MASK,
+    NODE,
+    PAGES,
+    PARENT,
+    START,
+    SWA_LOCKS,
+    TAG,
+    Int32Array,
+    Int64Array,
+    TokenArray,
+)
+from kvcache.tree.tokens import matching_tokens
+
+_NUM_WEIGHTS = 4096
+_WEIGHTS = (
+    np.random.default_rng(12345).integers(1, 2**32, _NUM_WEIGHTS, dtype=np.uint64) | np.uint64(1)
+).astype(np.uint32)
+
+
+@compiled
+def page_hash(tokens: TokenArray, start: int, page_size: int) -> int:
+    """Return a 32-bit hash (as int32) of the `page_size` tokens from `start` on, order included."""
+    x = tokens[start : start + page_size]
+    total = np.uint64(0)
+    for i in range(page_size):
+        total += np.uint64(np.uint32(x[i])) * np.uint64(_WEIGHTS[i & (_NUM_WEIGHTS - 1)])
+    return np.int32(np.uint32((total ^ (total >> np.uint64(32))) & np.uint64(0xFFFFFFFF)))
+
+
+@compiled
+def with_head(first_page_hash: int, head: int) -> int:
+    """Mix the first token of a bigram key into the hash of its first page."""
+    mixed = np.uint64(np.uint32(first_page_hash)) + np.uint64(np.uint32(head)) * np.uint64(
+        0x9E3779B1
+    )
+    return np.int32(np.uint32(mixed & np.uint64(0xFFFFFFFF)))
+
+
+@compiled
+def child_tag(parent: int, first_page_hash: int) -> int:
+    """Return the 32-bit tag (as int32) under which a child is filed."""
+    x = (np.uint64(np.uint32(parent)) << np.uint64(32)) | np.uint64(np.uint32(first_page_hash))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return np.int32(np.uint32((x >> np.uint64(16)) & np.uint64(0xFFFFFFFF)))
+
+
+@compiled
+def file_child(table: Int32Array, mask: int, tag: int, node: int) -> None:
+    """Enter `node` under `tag`."""
+    i = np.int64(np.uint32(tag)) & mask
+    while table[i, NODE] != 0:
+        i = (i + 1) & mask
+    table[i, TAG] = tag
+    table[i, NODE] = node
+
+
+@compiled
+def slot_of_child(table: Int32Array, mask: int, tag: int, node: int) -> int:
+    """Return the table slot that holds `node`, which must be filed under `tag`."""
+    i = np.int64(np.uint32(tag)) & mask
+    while table[i, NODE] != node:
+        i = (i + 1) & mask
+    return i
+
+
+@compiled
+def unfile_slot(table: Int32Array, mask: int, i: int) -> None:
+    """Empty table slot `i` and close the gap, so that probing needs no tombstones."""
+    j = i
+    while True:
+        table[i, NODE] = 0
+        while True:
+            j = (j + 1) & mask
+            if table[j, NODE] == 0:
+                return
+            home = np.int64(np.uint32(table[j, TAG])) & mask
+            # the entry at j may fill the gap at i unless its home lies between them
+            if ((j - home) & mask) >= ((j - i) & mask):
+                break
+        table[i, TAG] = table[j, TAG]
+        table[i, NODE] = table[j, NODE]
+        i = j
+
+
+@compiled
+def refile_all(nodes: Int32Array, meta: Int64Array, table: Int32Array) -> None:
+    """Fill an empty `table` with every node but the roots."""
+    mask = table.shape[0] - 1
+    meta[M_TABLE_MASK] = mask
+    for n in range(1, meta[M_BUMP]):
+        if nodes[SWA_LOCKS, n] >= 0 and nodes[PARENT, n] != 0:
+            file_child(table, mask, child_tag(nodes[PARENT, n], nodes[HASH, n]), n)
+
+
+@compiled
+def find_child(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    parent: int,
+    keys: TokenArray,
+    at: int,
+    pages: int,
+    head: int,
+) -> tuple[int, int]:
+    """Return (child, pages of it that match) for the key units from `keys[at]` on; (0, 0): there is none.
+
+    `pages` is how many pages the key has left, `head` the key's first token with bigram keys, -1 with plain.
+    """
+    page_size = meta[M_PAGE_SIZE]
+    mask = meta[M_TABLE_MASK]
+    first = page_hash(keys, at, page_size)
+    at_top = head >= 0 and nodes[PARENT, parent] == 0
+    if at_top:
+        first = with_head(first, head)
+    tag = child_tag(parent, first)
+    i = np.int64(np.uint32(tag)) & mask
+    while True:
+        child = np.int64(table[i, NODE])
+        if child == 0:
+            return 0, 0
+        if (
+            table[i, TAG] == tag
+            and nodes[PARENT, child] == parent
+            and (not at_top or nodes[HEAD, child] == head)
+        ):
+            n = min(np.int64(nodes[PAGES, child]), pages)
+            start = np.int64(nodes[START, child]) * page_size
+            matched = matching_tokens(slab, start, keys, at, n * page_size) // page_size
+            if matched > 0:
+                return child, matched
+        i = (i + 1) & mask
+
+
+@compiled
+def first_page_hash_of(nodes: Int32Array, meta: Int64Array, slab: Int32Array, node: int) -> int:
+    """Recompute HASH of `node` from its tokens."""
+    page_size = meta[M_PAGE_SIZE]
+    first = page_hash(slab, np.int64(nodes[START, node]) * page_size, page_size)
+    if nodes[DEPTH, node] == 0 and nodes[HEAD, node] >= 0:
+        return with_head(first, nodes[HEAD, node])
+    return first

@@ -1,0 +1,163 @@
+"""Nodes: make, split, remove. Splitting keeps the record of the lower half, so locks and hints stay valid."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.compiled import compiled
+from kvcache.tree.arrays import (
+    CHILDREN,
+    DEPTH,
+    FULL_LOCKS,
+    FULL_PREV,
+    GEN,
+    HASH,
+    HEAD,
+    LIVE,
+    M_FULL_PAGES,
+    M_NODES,
+    M_SWA_LOCKED,
+    M_SWA_PAGES,
+    M_TABLE_MASK,
+    NODE,
+    OUT,
+    PAGES,
+    PARENT,
+    START,
+    SWA_LOCKS,
+    SWA_PREV,
+    Int32Array,
+    Int64Array,
+)
+from kvcache.tree.children import (
+    child_tag,
+    file_child,
+    first_page_hash_of,
+    slot_of_child,
+    unfile_slot,
+)
+from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
+from kvcache.tree.slab import free_slots, new_record, spare_record
+
+
+@compiled
+def new_node(
+    nodes: Int32Array, meta: Int64Array, parent: int, start: int, pages: int, depth: int, head: int
+) -> int:
+    """Make an unlocked tombstone that is in no list and not filed yet."""
+    n = new_record(nodes, meta)
+    nodes[PARENT, n] = parent
+    nodes[START, n] = start
+    nodes[PAGES, n] = pages
+    nodes[DEPTH, n] = depth
+    nodes[CHILDREN, n] = 0
+    nodes[FULL_LOCKS, n] = 0
+    nodes[SWA_LOCKS, n] = 0
+    nodes[LIVE, n] = 0
+    nodes[FULL_PREV, n] = OUT
+    nodes[SWA_PREV, n] = OUT
+    nodes[HEAD, n] = head
+    return n
+
+
+@compiled
+def file_node(
+    nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, n: int
+) -> None:
+    """Hash the first page of a new node and enter it under its parent."""
+    first = first_page_hash_of(nodes, meta, slab, n)
+    nodes[HASH, n] = first
+    parent = nodes[PARENT, n]
+    file_child(table, meta[M_TABLE_MASK], child_tag(parent, first), n)
+    nodes[CHILDREN, parent] += 1
+    meta[M_NODES] += 1
+    meta[M_FULL_PAGES] += nodes[PAGES, n]
+
+
+@compiled
+def split(
+    nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, n: int, pages: int
+) -> int:
+    """Cut the first `pages` pages off `n` into a new node above it and return that; `n` keeps its end."""
+    mask = meta[M_TABLE_MASK]
+    parent = nodes[PARENT, n]
+    upper = new_node(nodes, meta, parent, nodes[START, n], pages, nodes[DEPTH, n], nodes[HEAD, n])
+    nodes[CHILDREN, upper] = 1
+    nodes[FULL_LOCKS, upper] = nodes[FULL_LOCKS, n]
+    nodes[SWA_LOCKS, upper] = nodes[SWA_LOCKS, n]
+    nodes[LIVE, upper] = nodes[LIVE, n]
+    nodes[HASH, upper] = nodes[HASH, n]
+    table[slot_of_child(table, mask, child_tag(parent, nodes[HASH, n]), n), NODE] = upper
+
+    nodes[PARENT, n] = upper
+    nodes[START, n] += pages
+    nodes[PAGES, n] -= pages
+    nodes[DEPTH, n] += pages
+    nodes[HEAD, n] = -1
+    first = first_page_hash_of(nodes, meta, slab, n)
+    nodes[HASH, n] = first
+    file_child(table, mask, child_tag(upper, first), n)
+    meta[M_NODES] += 1
+    if nodes[FULL_PREV, n] != OUT:
+        push_full(nodes, upper, nodes[FULL_PREV, n])
+    if nodes[SWA_PREV, n] != OUT:
+        push_swa(nodes, upper, n)
+    return upper
+
+
+@compiled
+def node_ending_at(
+    nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, n: int, end: int
+) -> int:
+    """Return the node on the path of `n` whose last page ends at page `end`; split one where need be."""
+    x = np.int64(n)
+    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= end:
+        x = np.int64(nodes[PARENT, x])
+    if nodes[DEPTH, x] + nodes[PAGES, x] > end:
+        return split(nodes, meta, table, slab, x, end - nodes[DEPTH, x])
+    return x
+
+
+@compiled
+def remove_tail(
+    nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, n: int, pages: int
+) -> None:
+    """Remove the last `pages` pages of the unlocked leaf `n`; all of them removes the node."""
+    left = nodes[PAGES, n] - pages
+    start = np.int64(nodes[START, n]) + left
+    meta[M_FULL_PAGES] -= pages
+    if nodes[LIVE, n] != 0:
+        meta[M_SWA_PAGES] -= pages
+    if left > 0:
+        nodes[PAGES, n] = left
+        nodes[GEN, n] += 1
+    else:
+        mask = meta[M_TABLE_MASK]
+        parent = nodes[PARENT, n]
+        tag = child_tag(parent, nodes[HASH, n])
+        unfile_slot(table, mask, slot_of_child(table, mask, tag, n))
+        nodes[CHILDREN, parent] -= 1
+        unlink_full(nodes, n)
+        unlink_swa(nodes, n)
+        meta[M_NODES] -= 1
+        spare_record(nodes, meta, n)
+    free_slots(nodes, meta, slab, start, pages)
+
+
+@compiled
+def make_live(nodes: Int32Array, meta: Int64Array, n: int) -> None:
+    """Turn the tombstone `n` live, as the most recent of the SWA list unless it is locked."""
+    nodes[LIVE, n] = 1
+    meta[M_SWA_PAGES] += nodes[PAGES, n]
+    if nodes[SWA_LOCKS, n] == 0:
+        push_swa(nodes, n, 0)
+    else:
+        meta[M_SWA_LOCKED] += nodes[PAGES, n]
+
+
+@compiled
+def make_tombstone(nodes: Int32Array, meta: Int64Array, n: int) -> None:
+    """Turn the live node `n`, whose SWA is not locked, into a tombstone."""
+    nodes[LIVE, n] = 0
+    meta[M_SWA_PAGES] -= nodes[PAGES, n]
+    unlink_swa(nodes, n)

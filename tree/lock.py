@@ -1,0 +1,175 @@
+"""Locks: Full up the whole path, SWA over the trailing window only; receipts survive every split.
+
+A lock is (node, end, first page whose SWA is locked). Positions never change and a split leaves the end with
+the same record, so a receipt stays right whatever happens to the nodes on its path.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.compiled import compiled
+from kvcache.tree.arrays import (
+    DEPTH,
+    FULL_LOCKS,
+    LIVE,
+    LOCK_END,
+    LOCK_GEN,
+    LOCK_NODE,
+    LOCK_SWA,
+    M_FULL_LOCKED,
+    M_KEEP_PAGES,
+    M_LOCKS_FREE,
+    M_SWA_LOCKED,
+    OUT,
+    PAGES,
+    PARENT,
+    SWA_LOCKS,
+    SWA_PREV,
+    Int32Array,
+    Int64Array,
+)
+from kvcache.tree.edges import node_ending_at
+from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
+
+
+@compiled
+def lock_full(nodes: Int32Array, meta: Int64Array, node: int, above: int) -> None:
+    """Lock the Full pages from `node` up to, but not including, node `above` (0: the root included)."""
+    x = np.int64(node)
+    while x != above:
+        if nodes[FULL_LOCKS, x] == 0:
+            unlink_full(nodes, x)
+            meta[M_FULL_LOCKED] += nodes[PAGES, x]
+        nodes[FULL_LOCKS, x] += 1
+        x = np.int64(nodes[PARENT, x])
+
+
+@compiled
+def unlock_full(nodes: Int32Array, meta: Int64Array, node: int) -> None:
+    """Unlock the Full pages of the path; what nobody locks any more becomes the most recent."""
+    x = np.int64(node)
+    while x != 0:
+        nodes[FULL_LOCKS, x] -= 1
+        if nodes[FULL_LOCKS, x] == 0 and nodes[PARENT, x] != 0:
+            meta[M_FULL_LOCKED] -= nodes[PAGES, x]
+            push_full(nodes, x, 0)
+        x = np.int64(nodes[PARENT, x])
+
+
+@compiled
+def lock_swa(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    node: int,
+    end: int,
+) -> int:
+    """Lock the SWA of the window that ends with `node` at page `end`; return its first page."""
+    first = max(end - meta[M_KEEP_PAGES], 0)
+    if first > 0 and first < end:
+        node_ending_at(nodes, meta, table, slab, node, first)
+    x = np.int64(node)
+    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= first:
+        if nodes[SWA_LOCKS, x] == 0 and nodes[LIVE, x] != 0:
+            unlink_swa(nodes, x)
+            meta[M_SWA_LOCKED] += nodes[PAGES, x]
+        nodes[SWA_LOCKS, x] += 1
+        x = np.int64(nodes[PARENT, x])
+    return first
+
+
+@compiled
+def unlock_swa(nodes: Int32Array, meta: Int64Array, node: int, first: int) -> None:
+    """Unlock the SWA from page `first` to the end of `node`; what nobody locks becomes the most recent."""
+    x = np.int64(node)
+    after = np.int64(0)
+    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= first:
+        nodes[SWA_LOCKS, x] -= 1
+        if nodes[SWA_LOCKS, x] == 0 and nodes[LIVE, x] != 0:
+            meta[M_SWA_LOCKED] -= nodes[PAGES, x]
+            if nodes[SWA_PREV, x] == OUT:
+                push_swa(nodes, x, after)
+                after = x
+        x = np.int64(nodes[PARENT, x])
+
+
+@compiled
+def first_bad_receipt(locks: Int32Array, receipts: Int64Array) -> int:
+    """Return the index of the first receipt that is not of a standing lock, or that comes twice; -1: none."""
+    for i in range(receipts.shape[0]):
+        k = receipts[i] & 0xFFFFFFFF
+        if receipts[i] < 0 or k >= locks.shape[1] or locks[LOCK_NODE, k] == 0:
+            return i
+        if locks[LOCK_GEN, k] != receipts[i] >> 32:
+            return i
+    for i in range(receipts.shape[0]):  # a standing lock's GEN is even: mark what was seen
+        k = receipts[i] & 0xFFFFFFFF
+        if locks[LOCK_GEN, k] & 1:
+            for j in range(i):
+                locks[LOCK_GEN, receipts[j] & 0xFFFFFFFF] &= ~1
+            return i
+        locks[LOCK_GEN, k] |= 1
+    for i in range(receipts.shape[0]):
+        locks[LOCK_GEN, receipts[i] & 0xFFFFFFFF] &= ~1
+    return -1
+
+
+@compiled
+def lock(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    locks: Int32Array,
+    free_locks: Int32Array,
+    anchors: Int64Array,
+    ends: Int64Array,
+    receipts: Int64Array,
+) -> None:
+    """Lock the first `ends[i]` pages of the path of node `anchors[i]`; write a receipt for each."""
+    for i in range(anchors.shape[0]):
+        end = ends[i]
+        n = np.int64(node_ending_at(nodes, meta, table, slab, anchors[i], end))
+        lock_full(nodes, meta, n, 0)
+        first = lock_swa(nodes, meta, table, slab, n, end)
+        meta[M_LOCKS_FREE] -= 1
+        k = np.int64(free_locks[meta[M_LOCKS_FREE]])
+        locks[LOCK_NODE, k] = n
+        locks[LOCK_END, k] = end
+        locks[LOCK_SWA, k] = first
+        receipts[i] = (np.int64(locks[LOCK_GEN, k]) << 32) | k
+
+
+@compiled
+def unlock(
+    nodes: Int32Array,
+    meta: Int64Array,
+    locks: Int32Array,
+    free_locks: Int32Array,
+    receipts: Int64Array,
+) -> None:
+    """Release locks, in order. The receipts must have been checked."""
+    for i in range(receipts.shape[0]):
+        k = receipts[i] & 0xFFFFFFFF
+        n = np.int64(locks[LOCK_NODE, k])
+        if locks[LOCK_SWA, k] < locks[LOCK_END, k]:
+            unlock_swa(nodes, meta, n, locks[LOCK_SWA, k])
+        unlock_full(nodes, meta, n)
+        locks[LOCK_NODE, k] = 0
+        locks[LOCK_GEN, k] += 2
+        free_locks[meta[M_LOCKS_FREE]] = k
+        meta[M_LOCKS_FREE] += 1
+
+
+@compiled
+def release_swa(
+    nodes: Int32Array, meta: Int64Array, locks: Int32Array, receipts: Int64Array
+) -> None:
+    """Release the SWA part of locks early, in order; a second time it changes nothing."""
+    for i in range(receipts.shape[0]):
+        k = receipts[i] & 0xFFFFFFFF
+        if locks[LOCK_SWA, k] < locks[LOCK_END, k]:
+            unlock_swa(nodes, meta, np.int64(locks[LOCK_NODE, k]), locks[LOCK_SWA, k])
+            locks[LOCK_SWA, k] = locks[LOCK_END, k]

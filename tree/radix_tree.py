@@ -1,0 +1,311 @@
+"""RadixTree: the arrays and the batched calls on them. The only Python object of the tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.errors import ReceiptError
+from kvcache.tree import arrays as a
+from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
+from kvcache.tree.children import refile_all
+from kvcache.tree.evict import evict
+from kvcache.tree.insert import INSERT_END, RECEIPT, first_bad_key, insert
+from kvcache.tree.lock import first_bad_receipt, lock, release_swa, unlock
+from kvcache.tree.match import (
+    FULL_GEN,
+    FULL_HIT,
+    FULL_NODE,
+    NUM_RESULTS,
+    ROOT,
+    match,
+    still_holds,
+)
+from kvcache.tree.ranges import RANGE_WIDTH
+from kvcache.tree.roots import drop_root, first_bad_handle, new_root
+from kvcache.tree.segments import bind_ranges
+from kvcache.tree.touch import NUM_NOTE, apply_touches, note_touches
+
+_NO_HINTS = np.zeros((NUM_RESULTS, 0), np.int32)
+_FIRST_TABLE = 1 << 10
+
+
+class RadixTree:
+    """A radix tree over token ids in flat arrays (arrays.py), for batches. It knows slots, never page ids.
+
+    All lengths here are pages unless a name says `_len`. Arguments must be valid: the manager checks what
+    comes from users; receipts are checked here.
+
+    Args:
+        page_size: Tokens per page.
+        keep_pages: Pages of an SWA window, 0 without an SWA pool.
+        bigram: Whether unit i of a key covers tokens i and i + 1.
+        num_slots: Pages that the tree can hold.
+        max_locks: Locks at a time.
+        max_roots: Namespaces at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        keep_pages: int,
+        bigram: bool,
+        num_slots: int,
+        max_locks: int,
+        max_roots: int,
+    ) -> None:
+        self.max_roots = max_roots
+        self.num_roots = 0
+        # slots bound nodes and free runs together; two more for a run that is being cut
+        self.nodes = a.node_arrays(num_slots + max_roots + 3)
+        self.meta: Int64Array = np.zeros(a.NUM_META, np.int64)
+        self.meta[a.M_PAGE_SIZE] = page_size
+        self.meta[a.M_KEEP_PAGES] = keep_pages
+        self.meta[a.M_BIGRAM] = int(bigram)
+        self.meta[a.M_BUMP] = 1
+        self.meta[a.M_SLAB_SIZE] = num_slots
+        self.tokens: Int32Array = np.zeros(max(num_slots * page_size, 1), np.int32)
+        self.table: Int32Array = np.zeros((_FIRST_TABLE, 2), np.int32)
+        self.meta[a.M_TABLE_MASK] = _FIRST_TABLE - 1
+        self.locks: Int32Array = np.zeros((4, max_locks), np.int32)
+        self.free_locks: Int32Array = np.arange(max_locks - 1, -1, -1, dtype=np.int32)
+        self.meta[a.M_LOCKS_FREE] = max_locks
+        self.notes: Int32Array = np.zeros((1024, NUM_NOTE), np.int32)
+        self._ranges: Int32Array = np.zeros((1024, RANGE_WIDTH), np.int32)
+        self._ends: Int64Array = np.zeros(1024, np.int64)
+        self._kept: Int64Array = np.zeros((1024, 2), np.int64)
+
+    # -- sizes ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, roots not counted."""
+        return int(self.meta[a.M_NODES])
+
+    @property
+    def full_pages(self) -> int:
+        """Full pages that the tree owns."""
+        return int(self.meta[a.M_FULL_PAGES])
+
+    @property
+    def swa_pages(self) -> int:
+        """SWA pages that the tree owns."""
+        return int(self.meta[a.M_SWA_PAGES])
+
+    @property
+    def locked_full_pages(self) -> int:
+        """Full pages under at least one lock."""
+        return int(self.meta[a.M_FULL_LOCKED])
+
+    @property
+    def locked_swa_pages(self) -> int:
+        """SWA pages under at least one lock."""
+        return int(self.meta[a.M_SWA_LOCKED])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in use: records and slots ever used, child table, locks and scratch."""
+        records = int(self.meta[a.M_BUMP]) * a.NUM_FIELDS * 4
+        tokens = int(self.meta[a.M_SLAB_TOP] * self.meta[a.M_PAGE_SIZE]) * 4
+        rest = (self.table, self.locks, self.free_locks, self.notes, self._ranges, self._kept)
+        return records + tokens + self._ends.nbytes + sum(x.nbytes for x in rest)
+
+    def _room_for_nodes(self, more: int) -> None:
+        """Keep the child table at most half full with `more` nodes added."""
+        slots = self.table.shape[0]
+        while slots < 2 * (self.num_nodes + more):
+            slots *= 2
+        if slots > self.table.shape[0]:
+            self.table = np.zeros((slots, 2), np.int32)
+            refile_all(self.nodes, self.meta, self.table)
+
+    def _room_for_ranges(self, num: int) -> Int32Array:
+        if self._ranges.shape[0] < num:
+            self._ranges = np.zeros((max(num, 2 * self._ranges.shape[0]), RANGE_WIDTH), np.int32)
+        return self._ranges
+
+    # -- namespaces ----------------------------------------------------------------------------------------
+
+    def new_root(self) -> int:
+        """Make a namespace; return its handle, GEN << 32 | root. The caller keeps to `max_roots`."""
+        root = int(new_root(self.nodes, self.meta))
+        self.num_roots += 1
+        return int(self.nodes[a.GEN, root]) << 32 | root
+
+    def first_bad_handle(self, handles: Int64Array) -> int:
+        """Return the index of the first handle of no standing namespace, or -1."""
+        return int(first_bad_handle(self.nodes, handles))
+
+    def is_locked(self, handle: int) -> bool:
+        """Whether a lock stands in the namespace."""
+        return bool(self.nodes[a.FULL_LOCKS, handle & 0xFFFFFFFF] > 0)
+
+    def is_empty(self, handle: int) -> bool:
+        """Whether the namespace has no node and no lock."""
+        root = handle & 0xFFFFFFFF
+        return bool(self.nodes[a.CHILDREN, root] == 0 and self.nodes[a.FULL_LOCKS, root] == 0)
+
+    def drop_root(self, handle: int) -> tuple[Int32Array, int, int]:
+        """Remove an unlocked namespace; return (ranges to free, Full pages, SWA pages)."""
+        self._settle()
+        ranges = self._room_for_ranges(self.num_nodes + 8)
+        num, full, swa = drop_root(
+            self.nodes, self.meta, self.table, self.tokens, ranges, handle & 0xFFFFFFFF
+        )
+        self.num_roots -= 1
+        return ranges[:num], full, swa
+
+    # -- match ---------------------------------------------------------------------------------------------
+
+    def match(
+        self,
+        keys: TokenArray,
+        starts: Int64Array,
+        lens: Int64Array,
+        handles: Int64Array,
+        hints: Int32Array | None = None,
+        *,
+        touch: bool = True,
+    ) -> Int32Array:
+        """Match a batch; return results [NUM_RESULTS, batch] (match.py). Splits nothing.
+
+        With `touch`, what was found becomes the most recent, as of the next call that changes the tree.
+        """
+        batch = starts.shape[0]
+        results = np.empty((NUM_RESULTS, batch), np.int32)
+        results[ROOT] = handles & 0xFFFFFFFF
+        match(
+            self.nodes,
+            self.meta,
+            self.table,
+            self.tokens,
+            keys,
+            starts,
+            lens,
+            results,
+            _NO_HINTS if hints is None else hints,
+        )
+        if touch:
+            if self.meta[a.M_TOUCHES] + batch > self.notes.shape[0]:
+                self._settle()
+                if batch > self.notes.shape[0]:
+                    self.notes = np.zeros((2 * batch, NUM_NOTE), np.int32)
+            note_touches(self.meta, results, self.notes)
+        return results
+
+    def still_holds(self, results: Int32Array, index: Int64Array) -> int:
+        """Return the first of `index` whose reusable prefix lost a page since the match, or -1."""
+        return int(still_holds(self.nodes, self.meta, results, index))
+
+    def _settle(self) -> None:
+        """Work off the recency of earlier matches; every call that changes the tree begins with it."""
+        waiting = int(self.meta[a.M_TOUCHES])
+        if waiting:
+            self._room_for_nodes(3 * waiting)
+            apply_touches(self.nodes, self.meta, self.table, self.tokens, self.notes)
+
+    # -- locks ---------------------------------------------------------------------------------------------
+
+    def lock(self, anchors: Int64Array, ends: Int64Array) -> Int64Array:
+        """Lock the first `ends[i]` pages of the path of node `anchors[i]`; return receipts, int64.
+
+        The caller keeps to `max_locks`.
+        """
+        self._settle()
+        self._room_for_nodes(2 * anchors.shape[0])
+        receipts = np.empty(anchors.shape[0], np.int64)
+        lock(
+            self.nodes,
+            self.meta,
+            self.table,
+            self.tokens,
+            self.locks,
+            self.free_locks,
+            anchors,
+            ends,
+            receipts,
+        )
+        return receipts
+
+    def _check_receipts(self, receipts: Int64Array) -> None:
+        bad = first_bad_receipt(self.locks, receipts)
+        if bad >= 0:
+            raise ReceiptError(
+                f"receipts[{bad}] must be the receipt of a standing lock, once; got {receipts[bad]}"
+            )
+
+    def unlock(self, receipts: Int64Array) -> None:
+        """Release locks; ReceiptError if one is wrong or comes twice, and then none is released."""
+        self._check_receipts(receipts)
+        self._settle()
+        unlock(self.nodes, self.meta, self.locks, self.free_locks, receipts)
+
+    def release_swa(self, receipts: Int64Array) -> None:
+        """Release the SWA part of locks early; ReceiptError as for `unlock`."""
+        self._check_receipts(receipts)
+        self._settle()
+        release_swa(self.nodes, self.meta, self.locks, receipts)
+
+    def bind_ranges(self, receipts: Int64Array) -> Int32Array:
+        """Return BIND ranges for the pages of the locked prefixes."""
+        pages = int(self.locks[a.LOCK_END, receipts & 0xFFFFFFFF].sum())
+        ranges = self._room_for_ranges(pages + 1)
+        return ranges[: bind_ranges(self.nodes, self.locks, receipts, ranges)]
+
+    def prefix_hints(self, receipts: Int64Array) -> Int32Array:
+        """Return match results [NUM_RESULTS, n] that serve as hints: the locked prefixes, nothing more."""
+        k = receipts & 0xFFFFFFFF
+        results = np.zeros((NUM_RESULTS, k.size), np.int32)
+        results[FULL_NODE] = self.locks[a.LOCK_NODE, k]
+        results[FULL_GEN] = self.nodes[a.GEN, results[FULL_NODE]]
+        results[FULL_HIT] = self.locks[a.LOCK_END, k] * int(self.meta[a.M_PAGE_SIZE])
+        return results
+
+    # -- insert, evict -------------------------------------------------------------------------------------
+
+    def first_bad_key(self, keys: TokenArray, requests: Int64Array) -> tuple[int, int]:
+        """Return (request, token) of the first key that contradicts its locked prefix or cannot be stored."""
+        b, token = first_bad_key(self.nodes, self.meta, self.tokens, self.locks, keys, requests)
+        return int(b), int(token)
+
+    def insert(
+        self, keys: TokenArray, requests: Int64Array, hints: Int64Array, every: int
+    ) -> Int32Array:
+        """Insert a batch and move its locks (insert.py); return the ranges to carry out."""
+        self._settle()
+        owned = self.locks[a.LOCK_END, requests[:, RECEIPT] & 0xFFFFFFFF]
+        grown = np.maximum(requests[:, INSERT_END] - owned, 0)
+        pages = int(grown.sum())
+        widest = int(grown.max(initial=0))
+        ranges = self._room_for_ranges(2 * pages + 4 * requests.shape[0])
+        self._room_for_nodes(min(pages, 4096) + 8 * requests.shape[0])
+        if self.table.shape[0] <= self.num_nodes + pages + 8 * requests.shape[0]:
+            self._room_for_nodes(pages + 8 * requests.shape[0])
+        if self._ends.shape[0] < widest + hints.shape[0] + 2:
+            self._ends = np.zeros(2 * (widest + hints.shape[0] + 2), np.int64)
+            self._kept = np.zeros((self._ends.shape[0], 2), np.int64)
+        num = insert(
+            self.nodes,
+            self.meta,
+            self.table,
+            self.tokens,
+            self.locks,
+            keys,
+            requests,
+            hints,
+            every,
+            ranges,
+            self._ends,
+            self._kept,
+        )
+        return ranges[:num]
+
+    def evict(self, full_pages: int, swa_pages: int) -> tuple[Int32Array, int, int]:
+        """Free what is unlocked, least recent first (evict.py); return (ranges, Full pages, SWA pages)."""
+        self._settle()
+        self._room_for_nodes(2)
+        ranges = self._room_for_ranges(2 * self.num_nodes + 8)
+        num, full, swa = evict(
+            self.nodes, self.meta, self.table, self.tokens, ranges, full_pages, swa_pages
+        )
+        return ranges[:num], int(full), int(swa)

@@ -1,0 +1,92 @@
+"""Namespaces: each has a root of its own, so two of them can never share a page."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.compiled import compiled
+from kvcache.tree.arrays import (
+    CHILDREN,
+    DEPTH,
+    FULL_LOCKS,
+    FULL_PREV,
+    GEN,
+    HEAD,
+    LIVE,
+    NO_NODE,
+    OUT,
+    PAGES,
+    PARENT,
+    START,
+    SWA_LOCKS,
+    SWA_PREV,
+    Int32Array,
+    Int64Array,
+)
+from kvcache.tree.evict import cut
+from kvcache.tree.slab import new_record, spare_record
+
+
+@compiled
+def new_root(nodes: Int32Array, meta: Int64Array) -> int:
+    """Make a namespace root; return the record."""
+    root = new_record(nodes, meta)
+    nodes[PARENT, root] = 0
+    nodes[START, root] = 0
+    nodes[PAGES, root] = 0
+    nodes[DEPTH, root] = 0
+    nodes[CHILDREN, root] = 0
+    nodes[FULL_LOCKS, root] = 0
+    nodes[SWA_LOCKS, root] = 0
+    nodes[LIVE, root] = 0
+    nodes[FULL_PREV, root] = OUT
+    nodes[SWA_PREV, root] = OUT
+    nodes[HEAD, root] = -1
+    return root
+
+
+@compiled
+def first_bad_handle(nodes: Int32Array, handles: Int64Array) -> int:
+    """Return the first handle (GEN << 32 | root) that is of no standing namespace, or -1."""
+    for i in range(handles.shape[0]):
+        root = handles[i] & 0xFFFFFFFF
+        if handles[i] < 0 or root == 0 or root >= nodes.shape[1]:
+            return i
+        if nodes[GEN, root] != handles[i] >> 32 or nodes[SWA_LOCKS, root] < 0:
+            return i
+        if nodes[PARENT, root] != 0:
+            return i
+    return -1
+
+
+@compiled
+def drop_root(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    ranges: Int32Array,
+    root: int,
+) -> tuple[int, int, int]:
+    """Remove an unlocked namespace with all its nodes; (ranges, Full pages freed, SWA pages freed).
+
+    One pass over the Full list: a node comes before its ancestors, so it is a leaf when its turn comes.
+    """
+    num = 0
+    full = np.int64(0)
+    swa = np.int64(0)
+    x = np.int64(nodes[FULL_PREV, NO_NODE])
+    while x != NO_NODE:
+        newer = np.int64(nodes[FULL_PREV, x])
+        top = x
+        while nodes[PARENT, top] != 0:
+            top = np.int64(nodes[PARENT, top])
+        if top == root:
+            pages = np.int64(nodes[PAGES, x])
+            full += pages
+            if nodes[LIVE, x] != 0:
+                swa += pages
+            num = cut(nodes, meta, table, slab, ranges, num, x, pages)
+        x = newer
+    spare_record(nodes, meta, root)
+    return num, full, swa

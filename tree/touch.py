@@ -1,0 +1,53 @@
+"""Recency of matches, kept for later: a match changes nothing, the next call that changes the tree does.
+
+Refreshing exactly what a match covered means splitting the node in which it ends, and a match must not
+split. So it leaves a note, and every call that changes the tree first works the notes off, in order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.compiled import compiled
+from kvcache.tree.arrays import M_KEEP_PAGES, M_PAGE_SIZE, M_TOUCHES, Int32Array, Int64Array
+from kvcache.tree.edges import node_ending_at
+from kvcache.tree.match import FULL_HIT, FULL_NODE, REUSE
+from kvcache.tree.recency import touch_full, touch_swa
+
+# a note, int32 [NUM_NOTE]: the node in which the hit ends, pages of the Full hit, pages of the reusable part
+NOTE_NODE, NOTE_FULL, NOTE_REUSE = range(3)
+NUM_NOTE = 3
+
+
+@compiled
+def note_touches(meta: Int64Array, results: Int32Array, notes: Int32Array) -> None:
+    """Note the matches of a batch; `notes` must have room for them."""
+    page_size = meta[M_PAGE_SIZE]
+    n = meta[M_TOUCHES]
+    for b in range(results.shape[1]):
+        if results[FULL_HIT, b] > 0:
+            notes[n, NOTE_NODE] = results[FULL_NODE, b]
+            notes[n, NOTE_FULL] = results[FULL_HIT, b] // page_size
+            notes[n, NOTE_REUSE] = results[REUSE, b] // page_size
+            n += 1
+    meta[M_TOUCHES] = n
+
+
+@compiled
+def apply_touches(
+    nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, notes: Int32Array
+) -> None:
+    """Work off all notes: refresh exactly the pages that the matches covered."""
+    keep = meta[M_KEEP_PAGES]
+    for i in range(meta[M_TOUCHES]):
+        full = np.int64(notes[i, NOTE_FULL])
+        reuse = np.int64(notes[i, NOTE_REUSE])
+        last = node_ending_at(nodes, meta, table, slab, np.int64(notes[i, NOTE_NODE]), full)
+        touch_full(nodes, last)
+        if keep > 0 and reuse > 0:
+            first = max(reuse - keep, 0)
+            last = node_ending_at(nodes, meta, table, slab, last, reuse)
+            if first > 0:
+                node_ending_at(nodes, meta, table, slab, last, first)
+            touch_swa(nodes, last, first)
+    meta[M_TOUCHES] = 0
