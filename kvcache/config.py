@@ -1,0 +1,91 @@
+"""CacheConfig: everything that is fixed when a manager is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, check_policies
+from kvcache.checks import check_int
+from kvcache.errors import InvalidInputError
+
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Sizes and policies of a cache. Pages are counted without the padding page 0.
+
+    Raises:
+        InvalidInputError: A value is out of range, or two contradict each other.
+
+    Example:
+        >>> CacheConfig(page_size=64, window=128, full_pages=1000, swa_pages=200,
+        ...             max_rows=8, max_len=4096).keep_pages
+        2
+    """
+
+    page_size: int  # tokens per page, of both pools
+    window: int | None  # tokens that a SWA layer attends to; None: full attention only
+    full_pages: int  # pages of the Full pool that can be given out
+    swa_pages: int  # pages of the SWA pool; 0 if and only if window is None
+    max_rows: int  # requests running at a time
+    max_len: int  # tokens that one request may hold
+    bigram: bool = False  # EAGLE keys: unit i of a key covers tokens i and i + 1
+    window_slack: int = 0  # keep window - slack tokens before a boundary (vLLM: 1, SGLang: 0)
+    checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.checkpoints
+    max_namespaces: int = 4096  # namespaces at a time
+    device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
+
+    def __post_init__(self) -> None:
+        check_int("page_size", self.page_size, low=1, high=2**20)
+        check_int("max_rows", self.max_rows, low=1, high=2**20)
+        check_int("max_len", self.max_len, low=1, high=_MAX_INT32 - self.page_size)
+        check_int("max_namespaces", self.max_namespaces, low=1, high=2**24)
+        # token slots are int32 in the attention backends
+        most = _MAX_INT32 // self.page_size - 1
+        check_int("full_pages", self.full_pages, low=1, high=most)
+        check_int("window_slack", self.window_slack, low=0, high=1)
+        if not isinstance(self.bigram, bool):
+            raise InvalidInputError(f"bigram must be a bool, got {self.bigram!r}")
+        if self.window is None:
+            check_int("swa_pages without a window", self.swa_pages, low=0, high=0)
+        else:
+            check_int("window", self.window, low=1, high=_MAX_INT32 // 2)
+            check_int("window - window_slack", self.window - self.window_slack, low=1)
+            check_int("swa_pages", self.swa_pages, low=1, high=most)
+        check_policies(self.checkpoints)
+
+    @property
+    def has_swa(self) -> bool:
+        """Whether there is an SWA pool."""
+        return self.window is not None
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens of a window that are kept before a boundary: `window - window_slack`; 0 without SWA."""
+        return 0 if self.window is None else self.window - self.window_slack
+
+    @property
+    def keep_pages(self) -> int:
+        """Pages that hold a kept window which ends at a page boundary."""
+        return -(-self.keep_tokens // self.page_size)
+
+    @property
+    def max_pages_per_row(self) -> int:
+        """Width of the page table."""
+        return -(-self.max_len // self.page_size)
+
+    @property
+    def keeps_branches(self) -> bool:
+        """Whether the policy `Branch` is on."""
+        return any(isinstance(policy, Branch) for policy in self.checkpoints)
+
+    @property
+    def keeps_hints(self) -> bool:
+        """Whether the policy `Hints` is on."""
+        return any(isinstance(policy, Hints) for policy in self.checkpoints)
+
+    @property
+    def checkpoint_period(self) -> int:
+        """Tokens between periodic checkpoints, 0 if the policy `Every` is off."""
+        return next((p.tokens for p in self.checkpoints if isinstance(p, Every)), 0)

@@ -1,0 +1,318 @@
+"""Data plane: runs the kernels on the pools, one upload a call, and mirrors the tops of the free stacks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvcache import plan as p
+from kvcache.config import CacheConfig
+from kvcache.kernels import launch
+from kvcache.kernels.advance import advance, advance_twin
+from kvcache.kernels.apply import apply, apply_twin
+from kvcache.kernels.extend import extend, extend_twin
+from kvcache.kernels.slide import slide, slide_twin
+from kvcache.kernels.step import step, step_twin
+from kvcache.pools import Pools
+from kvcache.rows import Int32Array
+from kvcache.staging import Staging
+
+_NO_INTS = np.zeros(0, np.int32)
+_NO_TAILS = np.zeros((0, 4), np.int32)
+_NO_STATE = np.zeros((4, 1), np.int32)
+NO_RANGES = np.zeros((0, 5), np.int32)
+
+
+class _Staged(NamedTuple):
+    """A plan in the staging buffer."""
+
+    where: slice
+    room: int  # descriptors that the part has room for
+    counts: list[int]  # descriptors of each phase
+    widest: list[int]  # most pages of a descriptor, by phase
+
+
+class DataPlane:
+    """Launches operations. `full_top` and `swa_top` are the free pages after all that was launched.
+
+    Nothing is read back from the device: both counts follow from the plans alone.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.pools = Pools(config)
+        self.staging = Staging(config.device)
+        self.full_top = config.full_pages
+        self.swa_top = config.swa_pages
+        self.launches = 0
+        self._summary = np.zeros(p.NUM_SUMMARY, np.int64)
+        # rows of the last step, advance or slide: while the batch stays, they are not uploaded again
+        self._rows: Int32Array = _NO_INTS
+        self._rows_buffer = torch.zeros(
+            config.max_rows, dtype=torch.int32, device=self.pools.tops.device
+        )
+        # CPU twins take numpy; the views are made once
+        self._host = None
+        if not launch.takes_kernel(self.pools.tops):
+            self._host = {name: x.numpy() for name, x in vars(self.pools).items()}
+
+    # -- plans ---------------------------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        ranges: Int32Array,
+        rows: Int32Array,
+        tails: Int32Array,
+        states: Int32Array,
+        row_state: Int32Array,
+    ) -> _Staged | None:
+        """Write a plan into the call's staging buffer. None: there is nothing to do."""
+        room = p.num_descriptors(ranges, tails, states)
+        if room == 0:
+            return None
+        where = self.staging.part(7 * room)
+        desc = self.staging.host_part(where).reshape(7, room)
+        summary = self._summary
+        p.fill_plan(
+            ranges,
+            rows,
+            tails,
+            states,
+            row_state,
+            self.config.has_swa,
+            self.full_top,
+            self.swa_top,
+            desc,
+            summary,
+        )
+        counts, widest = summary[p.COUNTS].tolist(), summary[p.WIDEST].tolist()
+        self.full_top, self.swa_top = int(summary[p.FULL_TOP]), int(summary[p.SWA_TOP])
+        return _Staged(where, room, counts, widest)
+
+    def _run(self, staged: _Staged) -> None:
+        """Launch the phases of an uploaded plan."""
+        pools = self.pools
+        start = 0
+        for num, widest in zip(staged.counts, staged.widest, strict=True):
+            if num == 0:
+                continue
+            self.launches += 1
+            if self._host is not None:
+                h = self._host
+                apply_twin(
+                    self.staging.host_part(staged.where).reshape(7, staged.room),
+                    h["page_table"],
+                    h["slab"],
+                    h["swa_map"],
+                    h["full_stack"],
+                    h["swa_stack"],
+                    h["row_state"],
+                    h["tops"],
+                    start,
+                    num,
+                    widest,
+                    self.full_top,
+                    self.swa_top,
+                )
+            else:
+                apply(
+                    self.staging.device_part(staged.where).view(7, staged.room),
+                    pools.page_table,
+                    pools.slab,
+                    pools.swa_map,
+                    pools.full_stack,
+                    pools.swa_stack,
+                    pools.row_state,
+                    pools.tops,
+                    start=start,
+                    num=num,
+                    max_pages=widest,
+                    full_top=self.full_top,
+                    swa_top=self.swa_top,
+                )
+            start += num
+
+    def apply(
+        self,
+        ranges: Int32Array,
+        rows: Int32Array = _NO_INTS,
+        *,
+        tails: Int32Array = _NO_TAILS,
+        states: Int32Array = _NO_INTS,
+        row_state: Int32Array = _NO_STATE,
+    ) -> None:
+        """Carry out ranges, free the own pages of ending rows and set row lengths: at most three launches."""
+        self.staging.begin()
+        staged = self._stage(ranges, rows, tails, states, row_state)
+        if staged is not None and any(staged.counts):
+            self.staging.upload()
+            self._run(staged)
+
+    # -- pages for rows ------------------------------------------------------------------------------------
+
+    def extend(self, desc: Int32Array, total: int, widest: int, evicted: Int32Array) -> None:
+        """Free what was evicted for it, then give rows pages: `desc` [5, n] as `plan_extend` fills it."""
+        num = desc.shape[1]
+        staging = self.staging
+        staging.begin()
+        where = staging.part(5 * num)
+        staging.host_part(where).reshape(5, num)[:] = desc
+        staged = self._stage(evicted, _NO_INTS, _NO_TAILS, _NO_INTS, _NO_STATE)
+        staging.upload()
+        if staged is not None:
+            self._run(staged)
+        self.launches += 1
+        pools, config = self.pools, self.config
+        if self._host is not None:
+            h = self._host
+            extend_twin(
+                staging.host_part(where).reshape(5, num),
+                h["page_table"],
+                h["full_stack"],
+                h["swa_stack"],
+                h["swa_map"],
+                h["row_state"],
+                h["tops"],
+                num,
+                self.full_top,
+                self.swa_top,
+                total,
+                widest,
+                config.has_swa,
+            )
+        else:
+            extend(
+                staging.device_part(where).view(5, num),
+                pools.page_table,
+                pools.full_stack,
+                pools.swa_stack,
+                pools.swa_map,
+                pools.row_state,
+                pools.tops,
+                num_rows=num,
+                full_top=self.full_top,
+                swa_top=self.swa_top,
+                total=total,
+                max_pages=widest,
+                has_swa=config.has_swa,
+            )
+        self._took(total)
+
+    def _took(self, pages: int) -> None:
+        self.full_top -= pages
+        if self.config.has_swa:
+            self.swa_top -= pages
+
+    def _upload_rows(self, rows: Int32Array, evicted: Int32Array = NO_RANGES) -> None:
+        """Have `rows` on the device, and free what was evicted.
+
+        Rows are not uploaded again while they are there from the last call.
+        """
+        fresh = self._rows.size != rows.size or not np.array_equal(self._rows, rows)
+        if not fresh and evicted.shape[0] == 0:
+            return
+        staging = self.staging
+        staging.begin()
+        where = staging.part(rows.size)
+        staging.host_part(where)[:] = rows
+        staged = self._stage(evicted, _NO_INTS, _NO_TAILS, _NO_INTS, _NO_STATE)
+        staging.upload()
+        if fresh:
+            self._rows = rows.copy()
+            if self._host is None:
+                self._rows_buffer[: rows.size].copy_(staging.device_part(where), non_blocking=True)
+        if staged is not None:
+            self._run(staged)
+
+    def step(self, rows: Int32Array, total: int, evicted: Int32Array) -> None:
+        """Free what was evicted for it, then one more token for each row; `total` of them begin a page."""
+        self._upload_rows(rows, evicted)
+        self.launches += 1
+        pools, config = self.pools, self.config
+        if self._host is not None:
+            h = self._host
+            step_twin(
+                self._rows,
+                h["page_table"],
+                h["full_stack"],
+                h["swa_stack"],
+                h["swa_map"],
+                h["row_state"],
+                h["tops"],
+                rows.size,
+                config.page_size,
+                config.has_swa,
+            )
+        else:
+            step(
+                self._rows_buffer,
+                pools.page_table,
+                pools.full_stack,
+                pools.swa_stack,
+                pools.swa_map,
+                pools.row_state,
+                pools.tops,
+                num_rows=rows.size,
+                page_size=config.page_size,
+                has_swa=config.has_swa,
+            )
+        self._took(total)
+
+    def advance(self, rows: Int32Array, lens: Int32Array | None) -> None:
+        """COMPUTED = ALLOCATED, or `lens`."""
+        pools = self.pools
+        device_lens = None
+        device_rows = self._rows_buffer
+        if lens is None:
+            self._upload_rows(rows)
+        else:
+            staging = self.staging
+            staging.begin()
+            where_rows = staging.part(rows.size)
+            where_lens = staging.part(rows.size)
+            staging.host_part(where_rows)[:] = rows
+            staging.host_part(where_lens)[:] = lens
+            staging.upload()
+            device_rows = staging.device_part(where_rows)
+            device_lens = staging.device_part(where_lens)
+        self.launches += 1
+        if self._host is not None:
+            advance_twin(rows, lens, self._host["row_state"], rows.size)
+        else:
+            advance(device_rows, device_lens, pools.row_state, num_rows=rows.size)
+
+    def slide(self, rows: Int32Array, freed: int) -> None:
+        """Move frontiers; the host has counted `freed` SWA pages."""
+        self._upload_rows(rows)
+        self.launches += 1
+        pools, config = self.pools, self.config
+        if self._host is not None:
+            h = self._host
+            slide_twin(
+                self._rows,
+                h["page_table"],
+                h["swa_map"],
+                h["swa_stack"],
+                h["row_state"],
+                h["tops"],
+                rows.size,
+                config.page_size,
+                config.keep_tokens,
+                config.bigram,
+            )
+        else:
+            slide(
+                self._rows_buffer,
+                pools.page_table,
+                pools.swa_map,
+                pools.swa_stack,
+                pools.row_state,
+                pools.tops,
+                num_rows=rows.size,
+                page_size=config.page_size,
+                keep=config.keep_tokens,
+                bigram=config.bigram,
+            )
+        self.swa_top += freed

@@ -1,0 +1,490 @@
+"""KVCacheManager: the batched scheduler API. Lengths decide on the host, kernels move pages, nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvcache import rows as row_ops
+from kvcache.checks import as_int_array, check_int, check_type
+from kvcache.config import CacheConfig
+from kvcache.data_plane import NO_RANGES, DataPlane
+from kvcache.errors import CapacityError, ClosedError, InvalidInputError, StaleMatchError
+from kvcache.integrity import check_manager
+from kvcache.kernels.translate import translate
+from kvcache.keys import KeyBatch, Ragged
+from kvcache.match_batch import MatchBatch
+from kvcache.namespaces import Namespaces
+from kvcache.pools import Pools
+from kvcache.requests import check_lens, insert_requests, running_rows
+from kvcache.rows import Int32Array, Int64Array, Rows
+from kvcache.stats import Capacity, CommitResult, EvictResult, Stats
+from kvcache.tree import insert as tree_insert
+from kvcache.tree import match as tree_match
+from kvcache.tree.radix_tree import RadixTree
+
+_NO_HINTS = np.zeros(0, np.int64)
+
+
+class KVCacheManager:
+    """Prefix cache of a model with full attention and, if `config.window` is set, sliding-window attention.
+
+    All calls take a batch, cost a bounded number of launches and at most one upload whatever the batch, and
+    never wait for the device. A call that raises has changed nothing. Rows, lengths and receipts are checked;
+    lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one.
+
+    Not thread-safe: one scheduler thread calls it.
+
+    Example:
+        >>> config = CacheConfig(page_size=4, window=8, full_pages=64, swa_pages=32, max_rows=2, max_len=64)
+        >>> cache = KVCacheManager(config)
+        >>> tokens = np.arange(16, dtype=np.int32)
+        >>> rows = cache.admit(cache.match(KeyBatch(tokens, [0], [15])))
+        >>> cache.extend(rows, [16])
+        >>> cache.advance(rows)                            # the engine has launched its forward
+        >>> cache.finish(rows, KeyBatch(tokens, [0], [16])).owned_len.tolist()
+        [16]
+        >>> cache.match(KeyBatch(np.append(tokens, 99).astype(np.int32), [0], [17]))
+        MatchBatch(full_hit_len=[16], reuse_len=[16], branch_len=[-1])
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.rows = Rows(config)
+        self.tree = RadixTree(
+            page_size=config.page_size,
+            keep_pages=config.keep_pages,
+            bigram=config.bigram,
+            num_slots=config.full_pages,
+            max_locks=config.max_rows,
+            max_roots=config.max_namespaces,
+        )
+        self._plane = DataPlane(config)
+        self._namespaces = Namespaces(self.tree)
+        self._evicted_full = 0
+        self._evicted_swa = 0
+        self._closed = False
+
+    # -- what the engine may read ------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> Pools:
+        """The device tensors; `pools.page_table` is what a full-attention backend reads."""
+        return self._plane.pools
+
+    def capacity(self) -> Capacity:
+        """Return the rows and pages that can be had now, evictable ones included."""
+        self._check_open()
+        tree, plane = self.tree, self._plane
+        return Capacity(
+            self.rows.num_free,
+            plane.full_top + tree.full_pages - tree.locked_full_pages,
+            plane.swa_top + tree.swa_pages - tree.locked_swa_pages,
+        )
+
+    def stats(self) -> Stats:
+        """Return all counts. Costs no device work."""
+        self._check_open()
+        tree, plane, config = self.tree, self._plane, self.config
+        return Stats(
+            full_pages_free=plane.full_top,
+            swa_pages_free=plane.swa_top,
+            tree_full_pages=tree.full_pages,
+            tree_swa_pages=tree.swa_pages,
+            locked_full_pages=tree.locked_full_pages,
+            locked_swa_pages=tree.locked_swa_pages,
+            row_full_pages=config.full_pages - plane.full_top - tree.full_pages,
+            row_swa_pages=config.swa_pages - plane.swa_top - tree.swa_pages,
+            running_rows=config.max_rows - self.rows.num_free,
+            namespaces=len(self._namespaces),
+            nodes=tree.num_nodes,
+            launches=plane.launches,
+            uploads=plane.staging.uploads,
+            upload_bytes=plane.staging.upload_bytes,
+            evicted_full_pages=self._evicted_full,
+            evicted_swa_pages=self._evicted_swa,
+            host_bytes=tree.memory_bytes,
+            device_bytes=plane.pools.nbytes,
+        )
+
+    def check(self) -> None:
+        """Check every invariant of tree, rows and pools, page by page. Reads the device: for tests only.
+
+        Raises:
+            IntegrityError: One is broken; the message names it.
+        """
+        check_manager(self)
+
+    # -- namespaces ------------------------------------------------------------------------------------------
+
+    def namespace(self, key: Hashable) -> int:
+        """Return the handle of a namespace (adapter, salt, tenant); `None` is the default one.
+
+        Asking again gives the same handle while the namespace stands. Where `max_namespaces` are in use, an
+        empty one makes room.
+
+        Raises:
+            CapacityError: `max_namespaces` are in use and none is empty.
+        """
+        self._check_open()
+        return self._namespaces.handle(key)
+
+    def drop_namespace(self, handle: int) -> EvictResult:
+        """Free everything that is cached in a namespace and the namespace itself; its handle dies.
+
+        Raises:
+            InvalidInputError: No such namespace, the default one, or a request runs in it.
+        """
+        self._check_open()
+        handle = int(self._namespaces.handles(handle, 1)[0])
+        if handle == self._namespaces.default:
+            raise InvalidInputError("handle must not be of the default namespace; use flush()")
+        if self.tree.is_locked(handle):
+            raise InvalidInputError(f"handle must be of a namespace that no row uses, got {handle}")
+        ranges, full, swa = self.tree.drop_root(handle)
+        self._namespaces.forget(handle)
+        return self._free(ranges, full, swa)
+
+    # -- a request begins ------------------------------------------------------------------------------------
+
+    def match(
+        self,
+        keys: KeyBatch,
+        namespaces: Any = None,
+        *,
+        previous: MatchBatch | None = None,
+        touch: bool = True,
+    ) -> MatchBatch:
+        """Find how much of each key is cached. Host work only; reads the tree, locks nothing.
+
+        A request computes at least its last token, so its key leaves that off.
+
+        Args:
+            keys: The batch of keys.
+            namespaces: One handle for all, or [batch] handles; default: the default namespace.
+            previous: Result of an earlier match of the same requests, in the same order: keys may have grown
+                at the end, nothing else may have changed. Tokens it covers are not read again while the node
+                it found still stands.
+            touch: Whether what was found becomes the most recent.
+
+        Raises:
+            InvalidInputError: A handle is not of a standing namespace, or `previous` is of another batch.
+        """
+        self._check_open()
+        check_type("keys", keys, KeyBatch)
+        handles = self._namespaces.handles(namespaces, len(keys))
+        hints = None
+        if previous is not None:
+            check_type("previous", previous, MatchBatch)
+            if not np.array_equal(previous.namespaces, handles):
+                raise InvalidInputError("previous must be of the same batch: namespaces differ")
+            hints = previous.results
+        results = self.tree.match(keys.tokens, keys.starts, keys.lens, handles, hints, touch=touch)
+        return MatchBatch(results, handles)
+
+    def admit(self, batch: MatchBatch, index: Any = None) -> Int32Array:
+        """Take a row for each request, lock its prefix, and bind the reused pages into the row.
+
+        Args:
+            batch: Result of `match`.
+            index: [n] which requests of the batch; default: all. One request may be admitted twice.
+
+        Returns:
+            [n] int32 rows. `computed_len = allocated_len = owned_len = reuse_len`.
+
+        Raises:
+            CapacityError: Fewer than n rows are free.
+            StaleMatchError: A prefix lost a page since the match.
+            InvalidInputError: An index is out of range, or a prefix is longer than `max_len`.
+        """
+        self._check_open()
+        check_type("batch", batch, MatchBatch)
+        chosen = np.arange(len(batch)) if index is None else index
+        chosen = as_int_array("index", chosen, dtype=np.int64)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(batch)):
+            raise InvalidInputError(
+                f"index must be in [0, {len(batch)}), got {chosen.min()} .. {chosen.max()}"
+            )
+        if chosen.size > self.rows.num_free:
+            raise CapacityError(f"{chosen.size} rows needed, {self.rows.num_free} are free")
+        handles = batch.namespaces[chosen]
+        stale = self.tree.first_bad_handle(handles)
+        if stale < 0:
+            stale = self.tree.still_holds(batch.results, chosen)
+        if stale >= 0:
+            raise StaleMatchError(f"request {stale} must be matched again: its prefix was evicted")
+        reuse = batch.reuse_len[chosen]
+        if chosen.size and reuse.max() > self.config.max_len:
+            raise InvalidInputError(
+                f"reuse_len must be <= max_len ({self.config.max_len}), got {reuse.max()}"
+            )
+        rows = self.rows.take(chosen.size)
+        ends = (reuse // self.config.page_size).astype(np.int64)
+        anchors = batch.results[tree_match.REUSE_NODE, chosen].astype(np.int64)
+        receipts = self.tree.lock(anchors, ends)
+        state = self.rows
+        state.state[: row_ops.FRONTIER, rows] = reuse
+        state.branch_len[rows] = batch.branch_len[chosen]
+        state.state[row_ops.SWA_HELD, rows] = 1
+        state.active[rows] = 1
+        state.receipts[rows] = receipts
+        state.handles[rows] = handles
+        self._plane.apply(self.tree.bind_ranges(receipts), rows, states=rows, row_state=state.state)
+        return rows
+
+    # -- a request runs --------------------------------------------------------------------------------------
+
+    def extend(self, rows: Any, new_len: Any) -> None:
+        """Give rows the pages for `new_len` tokens; evicts what it must first.
+
+        Args:
+            rows: [n] distinct running rows.
+            new_len: [n] tokens, computed_len <= new_len <= max_len. A length that the row's pages already
+                hold takes none.
+
+        Raises:
+            CapacityError: Too few pages even with everything evictable gone.
+            InvalidInputError: A bad row or length.
+        """
+        rows = self._rows(rows)
+        lens = as_int_array("new_len", new_len, dtype=np.int32)
+        check_lens("new_len", self.rows, rows, lens, self.config.max_len)
+        if rows.size == 0:
+            return
+        desc = np.empty((5, rows.size), np.int32)
+        state = self.rows.state
+        total, widest = row_ops.plan_extend(state, rows, lens, self.config.page_size, desc)
+        evicted = self._make_room(int(total))
+        self._plane.extend(desc, int(total), int(widest), evicted)
+        row_ops.set_lens(state, row_ops.ALLOCATED, rows, lens, True)
+
+    def step(self, rows: Any) -> None:
+        """Make room for one more token of each row: allocated_len = max(allocated_len, computed_len + 1).
+
+        Raises:
+            CapacityError: Too few pages even with everything evictable gone.
+            InvalidInputError: A bad row, or a row that is at `max_len`.
+        """
+        rows = self._rows(rows)
+        if rows.size == 0:
+            return
+        config, state = self.config, self.rows.state
+        total = int(row_ops.pages_to_step(state, rows, config.page_size, config.max_len))
+        if total < 0:
+            raise InvalidInputError(
+                f"rows[{-1 - total}] must stay within max_len ({config.max_len}), "
+                f"got row {rows[-1 - total]}, which is full"
+            )
+        evicted = self._make_room(total)
+        self._plane.step(rows, total, evicted)
+        row_ops.step_lens(state, rows)
+
+    def advance(self, rows: Any, lens: Any = None) -> None:
+        """Say that the forward for these tokens is on the stream: computed_len = allocated_len, or `lens`.
+
+        Args:
+            lens: [n] tokens, computed_len <= lens <= allocated_len, as after rejected draft tokens. The row
+                keeps the pages beyond.
+
+        Raises:
+            InvalidInputError: A bad row or length.
+        """
+        rows = self._rows(rows)
+        state = self.rows
+        if lens is not None:
+            lens = as_int_array("lens", lens, dtype=np.int32)
+            check_lens("lens", state, rows, lens, state.allocated_len[rows])
+        if rows.size == 0:
+            return
+        self._plane.advance(rows, lens)
+        if lens is None:
+            row_ops.catch_up(state.state, rows)
+        else:
+            row_ops.set_lens(state.state, row_ops.COMPUTED, rows, lens, False)
+
+    def slide(self, rows: Any) -> None:
+        """Free the SWA pages of rows that fell out of the window: one launch for the batch.
+
+        Once a row's window has left the prefix that it shares with the tree, the SWA lock on that goes too.
+
+        Raises:
+            InvalidInputError: A bad row.
+        """
+        rows = self._rows(rows)
+        config = self.config
+        if rows.size == 0 or not config.has_swa:
+            return
+        released = np.empty(rows.size, np.int64)
+        freed, num = row_ops.slide_rows(
+            self.rows.state,
+            self.rows.receipts,
+            rows,
+            config.page_size,
+            config.keep_tokens,
+            config.bigram,
+            released,
+        )
+        self._plane.slide(rows, int(freed))
+        if num:
+            self.tree.release_swa(released[:num])
+
+    # -- a request hands over --------------------------------------------------------------------------------
+
+    def commit(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
+        """Hand what rows have computed to the tree, with a live window at every checkpoint and at the end.
+
+        Pages that the tree already had are freed and the row names the tree's; where it had a tombstone that
+        a kept window covers, the row's SWA page moves under the tree's Full page.
+
+        Args:
+            rows: [n] distinct running rows.
+            keys: The tokens of each row, at least `computed_len` of them; they must repeat the prefix.
+            hints: Lengths whose window is to be kept (policy `Hints`); those that this commit does not
+                cover are ignored.
+
+        Returns:
+            CommitResult.
+
+        Raises:
+            InvalidInputError: A bad row, a key too short, a token that is negative or above 2^31 - 1, or a
+                key that contradicts the prefix that the row holds.
+        """
+        rows = self._rows(rows)
+        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
+        before = self.rows.owned_len[rows]
+        ranges, result = self._insert(rows, keys, requests, hints)
+        moved = rows[result.owned_len > before]
+        self._plane.apply(ranges, rows, states=moved, row_state=self.rows.state)
+        return result
+
+    def finish(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
+        """Commit, free the rest, unlock, and return the rows. Arguments and errors as for `commit`."""
+        rows = self._rows(rows)
+        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
+        ranges, result = self._insert(rows, keys, requests, hints)
+        self._end(rows, ranges)
+        return result
+
+    def retract(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> MatchBatch:
+        """Commit what is computed and end the rows, so that the requests can be resumed.
+
+        Returns:
+            A match of the computed tokens, to pass as `previous` when the requests are matched again.
+
+        Arguments and errors as for `commit`.
+        """
+        rows = self._rows(rows)
+        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
+        computed = self.rows.computed_len[rows].astype(np.int64)
+        handles = self.rows.handles[rows]
+        ranges, _ = self._insert(rows, keys, requests, hints)
+        prefix = self.tree.prefix_hints(self.rows.receipts[rows])
+        self._end(rows, ranges)
+        results = self.tree.match(keys.tokens, keys.starts, computed, handles, prefix, touch=False)
+        return MatchBatch(results, handles)
+
+    def abort(self, rows: Any) -> None:
+        """End rows without inserting anything: free their own pages, unlock, return the rows.
+
+        Raises:
+            InvalidInputError: A bad row.
+        """
+        rows = self._rows(rows)
+        self._end(rows, NO_RANGES)
+
+    def _insert(
+        self, rows: Int32Array, keys: KeyBatch, requests: Int64Array, hints: Ragged | None
+    ) -> tuple[Int32Array, CommitResult]:
+        config, state = self.config, self.rows
+        values = hints.values if hints is not None else _NO_HINTS
+        ranges = self.tree.insert(keys.tokens, requests, values, config.checkpoint_period)
+        page_size = config.page_size
+        before = state.owned_len[rows]
+        ends = (requests[:, tree_insert.INSERT_END] * page_size).astype(np.int32)
+        owned = np.maximum(ends, before)
+        state.owned_len[rows] = owned
+        moved = rows[owned > before]
+        state.state[row_ops.SWA_HELD, moved] = 1
+        matched = (requests[:, tree_insert.MATCHED_END] * page_size).astype(np.int32)
+        return ranges, CommitResult(owned, matched)
+
+    def _end(self, rows: Int32Array, ranges: Int32Array) -> None:
+        """Unlock and free rows and what they still own."""
+        if rows.size == 0:
+            return
+        state = self.rows
+        tails = np.empty((rows.size, 4), np.int32)
+        row_ops.own_pages(state.state, rows, self.config.page_size, tails)
+        self.tree.unlock(state.receipts[rows])
+        state.give_back(rows)
+        self._plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
+
+    # -- pages -----------------------------------------------------------------------------------------------
+
+    def evict(self, full_pages: int = 0, swa_pages: int = 0) -> EvictResult:
+        """Free at least so many pages of what is cached and unlocked, or all there is; least recent first.
+
+        Raises:
+            InvalidInputError: A negative number.
+        """
+        self._check_open()
+        check_int("full_pages", full_pages, low=0)
+        check_int("swa_pages", swa_pages, low=0)
+        ranges, full, swa = self.tree.evict(full_pages, swa_pages)
+        return self._free(ranges, full, swa)
+
+    def flush(self) -> EvictResult:
+        """Free everything that is cached and unlocked."""
+        self._check_open()
+        return self.evict(self.tree.full_pages, 0)
+
+    def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
+        self._evicted_full += full
+        self._evicted_swa += swa
+        self._plane.apply(ranges)
+        return EvictResult(full, swa)
+
+    def _make_room(self, pages: int) -> Int32Array:
+        """Evict until `pages` pages of each pool are free; return the ranges that the device must free."""
+        tree, plane = self.tree, self._plane
+        full = pages - plane.full_top
+        swa = pages - plane.swa_top if self.config.has_swa else 0
+        if full <= 0 and swa <= 0:
+            return NO_RANGES
+        for name, need, evictable in (
+            ("Full", full, tree.full_pages - tree.locked_full_pages),
+            ("SWA", swa, tree.swa_pages - tree.locked_swa_pages),
+        ):
+            if need > evictable:
+                raise CapacityError(
+                    f"{pages} {name} pages needed, {pages - need} are free and {evictable} evictable"
+                )
+        ranges, freed_full, freed_swa = tree.evict(max(full, 0), max(swa, 0))
+        self._evicted_full += freed_full
+        self._evicted_swa += freed_swa
+        return ranges
+
+    def translate(self, slots: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the SWA token slot of every Full token slot; see kvcache.kernels.translate."""
+        self._check_open()
+        if not self.config.has_swa:
+            raise InvalidInputError("translate needs a config with a window, got window=None")
+        return translate(slots, self.pools.swa_map, page_size=self.config.page_size, out=out)
+
+    # -- shared checks ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Drop the device memory. Every later call raises ClosedError."""
+        self._closed = True
+        del self._plane
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the manager was closed")
+
+    def _rows(self, rows: Any) -> Int32Array:
+        self._check_open()
+        return running_rows(self.rows, rows)

@@ -1,0 +1,73 @@
+"""MatchBatch: what a match found, for every request of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.tree import match as m
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class MatchBatch:
+    """Results of `KVCacheManager.match`; also the hint that lets the same requests be matched again.
+
+    It holds no page: what it found can be evicted until `admit` locks it, and `admit` notices.
+
+    Attributes:
+        full_hit_len: [batch] int32, tokens; longest page-aligned prefix whose Full KV the tree holds
+            (SGLang: full_kv_hit_length).
+        reuse_len: [batch] int32, tokens; longest page-aligned prefix that also has its whole SWA window.
+        branch_len: [batch] int32, tokens; `full_hit_len` where it is longer than `reuse_len`, else -1: the
+            fork at which a window is missing (SGLang: branching point).
+        namespaces: [batch] int64 handles.
+    """
+
+    __slots__ = ("namespaces", "results")
+
+    def __init__(self, results: Int32Array, namespaces: Int64Array) -> None:
+        self.results = results
+        self.namespaces = namespaces
+
+    def __len__(self) -> int:
+        return int(self.results.shape[1])
+
+    @property
+    def full_hit_len(self) -> Int32Array:
+        """[batch] int32 tokens."""
+        return self.results[m.FULL_HIT]
+
+    @property
+    def reuse_len(self) -> Int32Array:
+        """[batch] int32 tokens."""
+        return self.results[m.REUSE]
+
+    @property
+    def branch_len(self) -> Int32Array:
+        """[batch] int32 tokens, -1 = none."""
+        return self.results[m.BRANCH]
+
+    def select(self, index: npt.ArrayLike) -> MatchBatch:
+        """Return the results of some requests, in the order of `index`; they are copied."""
+        chosen = np.asarray(index, np.int64)
+        return MatchBatch(
+            np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy()
+        )
+
+    @staticmethod
+    def concatenate(batches: list[MatchBatch]) -> MatchBatch:
+        """Join batches, for instance the hints of a waiting queue."""
+        if not batches:
+            return MatchBatch(np.zeros((m.NUM_RESULTS, 0), np.int32), np.zeros(0, np.int64))
+        return MatchBatch(
+            np.concatenate([b.results for b in batches], axis=1),
+            np.concatenate([b.namespaces for b in batches]),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"MatchBatch(full_hit_len={self.full_hit_len.tolist()}, "
+            f"reuse_len={self.reuse_len.tolist()}, branch_len={self.branch_len.tolist()})"
+        )

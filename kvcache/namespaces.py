@@ -1,0 +1,71 @@
+"""Namespaces: one handle for every adapter, salt or tenant; two of them never share a page."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.checks import as_int_array
+from kvcache.errors import CapacityError, InvalidInputError
+from kvcache.tree.radix_tree import RadixTree
+
+
+class Namespaces:
+    """The handles of all namespaces in use. A handle is GEN << 32 | root; it dies with its namespace."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+        self._handles: dict[Hashable, int] = {}
+        self._keys: dict[int, Hashable] = {}
+        self.default = self.handle(None)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def handle(self, key: Hashable) -> int:
+        """Return the handle of `key`; a new namespace takes a root, an empty one's where all are taken."""
+        known = self._handles.get(key)
+        if known is not None:
+            return known
+        if self._tree.num_roots >= self._tree.max_roots:
+            # in the order of their making, so that every replica gives up the same one
+            empty = next(
+                (h for h in self._keys if h != self.default and self._tree.is_empty(h)), None
+            )
+            if empty is None:
+                raise CapacityError(
+                    f"max_namespaces ({self._tree.max_roots}) are in use, got a further one: {key!r}"
+                )
+            self._tree.drop_root(empty)
+            self.forget(empty)
+        handle = self._tree.new_root()
+        self._handles[key] = handle
+        self._keys[handle] = key
+        return handle
+
+    def forget(self, handle: int) -> None:
+        """Forget a namespace whose root is gone."""
+        del self._handles[self._keys.pop(handle)]
+
+    def handles(self, namespaces: Any, batch: int) -> npt.NDArray[np.int64]:
+        """Return [batch] handles from `namespaces`: None (the default), one handle, or [batch] of them.
+
+        Raises:
+            InvalidInputError: A wrong number of handles, or one of no standing namespace.
+        """
+        if namespaces is None:
+            return np.full(batch, self.default, np.int64)
+        if isinstance(namespaces, (int, np.integer)) and not isinstance(namespaces, bool):
+            namespaces = np.full(batch, namespaces, np.int64)
+        handles = as_int_array("namespaces", namespaces, dtype=np.int64)
+        if handles.size != batch:
+            raise InvalidInputError(f"namespaces must have {batch} entries, got {handles.size}")
+        bad = self._tree.first_bad_handle(handles)
+        if bad >= 0:
+            raise InvalidInputError(
+                f"namespaces[{bad}] must be the handle of a standing namespace, got {handles[bad]}"
+            )
+        return handles

@@ -1,0 +1,198 @@
+"""Rows: what the host knows of each running request. Lengths only; page ids live on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.compiled import compiled
+from kvcache.config import CacheConfig
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+# fields of `state`, int32 [NUM_STATE, max_rows]; the first four as in kernels/layout.py, tokens
+COMPUTED, ALLOCATED, OWNED, FRONTIER, BRANCH, SWA_HELD, ACTIVE, MARK = range(8)
+NUM_STATE = 8
+
+
+class Rows:
+    """Lengths, locks and namespaces of the request rows.
+
+    Attributes:
+        computed_len: [max_rows] int32, tokens whose KV is written.
+        allocated_len: [max_rows] int32, tokens that the row's pages hold.
+        owned_len: [max_rows] int32, tokens of the prefix that the tree owns; whole pages.
+        frontier: [max_rows] int32, tokens; SWA of the row's own pages below it is freed.
+        branch_len: [max_rows] int32, fork that the match found, -1 = none.
+        active: [max_rows] int32, 1 = a request runs in the row.
+        receipts: [max_rows] int64, the lock on the row's prefix.
+        handles: [max_rows] int64, the row's namespace.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.state: Int32Array = np.zeros((NUM_STATE, config.max_rows), np.int32)
+        self.computed_len = self.state[COMPUTED]
+        self.allocated_len = self.state[ALLOCATED]
+        self.owned_len = self.state[OWNED]
+        self.frontier = self.state[FRONTIER]
+        self.branch_len = self.state[BRANCH]
+        self.active = self.state[ACTIVE]
+        self.receipts: Int64Array = np.zeros(config.max_rows, np.int64)
+        self.handles: Int64Array = np.zeros(config.max_rows, np.int64)
+        # a stack: row 0 is taken first, the row freed last is taken next
+        self._free: Int32Array = np.arange(config.max_rows - 1, -1, -1, dtype=np.int32)
+        self.num_free = config.max_rows
+
+    def take(self, num: int) -> Int32Array:
+        """Take `num` free rows."""
+        rows = self._free[self.num_free - num : self.num_free][::-1].copy()
+        self.num_free -= num
+        return rows
+
+    def give_back(self, rows: Int32Array) -> None:
+        """Free rows: all their state becomes 0."""
+        self.state[:, rows] = 0
+        self._free[self.num_free : self.num_free + rows.size] = rows
+        self.num_free += rows.size
+
+
+@compiled
+def first_bad_row(state: Int32Array, rows: Int32Array) -> int:
+    """Return the index of the first row that is out of range, not active, or named twice; -1: none."""
+    bad = -1
+    seen = 0
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        if r < 0 or r >= state.shape[1] or state[ACTIVE, r] == 0 or state[MARK, r] != 0:
+            bad = i
+            break
+        state[MARK, r] = 1
+        seen += 1
+    for i in range(seen):
+        state[MARK, rows[i]] = 0
+    return bad
+
+
+@compiled
+def key_end(computed: int, page_size: int, bigram: bool) -> int:
+    """Return how many tokens of `computed` a commit can insert: whole pages of key units."""
+    units = max(computed - 1, 0) if bigram else computed
+    return units // page_size * page_size
+
+
+@compiled
+def frontier_of(computed: int, page_size: int, keep: int, bigram: bool) -> int:
+    """Return the frontier for `computed` tokens: SWA below it is no longer needed.
+
+    P = 4, W = 6, 27 computed:   key_end = 24, 24 - 6 = 18, floored to the page: 16
+
+        pages   0...3  4...7  8..11 12..15 16..19 20..23 24..26
+        SWA     freed  freed  freed freed  [kept   kept ] (partial page)
+    """
+    return max(key_end(computed, page_size, bigram) - keep, 0) // page_size * page_size
+
+
+@compiled
+def plan_extend(
+    state: Int32Array, rows: Int32Array, new_len: Int32Array, page_size: int, desc: Int32Array
+) -> tuple[int, int]:
+    """Fill extend descriptors [5, n] (kernels/layout.py); return (pages in all, most pages of a row)."""
+    total = 0
+    widest = 0
+    for i in range(rows.shape[0]):
+        allocated = state[ALLOCATED, rows[i]]
+        new = max(allocated, new_len[i])
+        held = (allocated + page_size - 1) // page_size
+        pages = (new + page_size - 1) // page_size - held
+        desc[0, i] = rows[i]
+        desc[1, i] = held
+        desc[2, i] = pages
+        desc[3, i] = total
+        desc[4, i] = new
+        total += pages
+        widest = max(widest, pages)
+    return total, widest
+
+
+@compiled
+def pages_to_step(state: Int32Array, rows: Int32Array, page_size: int, max_len: int) -> int:
+    """Return the pages that one more token for every row needs; -1 - i: row i would pass `max_len`."""
+    total = 0
+    for i in range(rows.shape[0]):
+        new = state[COMPUTED, rows[i]] + 1
+        if new > max_len:
+            return -1 - i
+        if new > state[ALLOCATED, rows[i]] and (new - 1) % page_size == 0:
+            total += 1
+    return total
+
+
+@compiled
+def set_lens(
+    state: Int32Array, field: int, rows: Int32Array, lens: Int32Array, at_least: bool
+) -> None:
+    """Write a length of each row; with `at_least`, only where it grows."""
+    for i in range(rows.shape[0]):
+        if not at_least or lens[i] > state[field, rows[i]]:
+            state[field, rows[i]] = lens[i]
+
+
+@compiled
+def step_lens(state: Int32Array, rows: Int32Array) -> None:
+    """ALLOCATED = max(ALLOCATED, COMPUTED + 1)."""
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        state[ALLOCATED, r] = max(state[ALLOCATED, r], state[COMPUTED, r] + 1)
+
+
+@compiled
+def catch_up(state: Int32Array, rows: Int32Array) -> None:
+    """COMPUTED = ALLOCATED."""
+    for i in range(rows.shape[0]):
+        state[COMPUTED, rows[i]] = state[ALLOCATED, rows[i]]
+
+
+@compiled
+def slide_rows(
+    state: Int32Array,
+    receipts: Int64Array,
+    rows: Int32Array,
+    page_size: int,
+    keep: int,
+    bigram: bool,
+    released: Int64Array,
+) -> tuple[int, int]:
+    """Move frontiers as the device does.
+
+    Returns:
+        (SWA pages freed, entries of `released`: receipts whose SWA lock is no longer needed, because the
+        row's window has left the tree's prefix).
+    """
+    freed = 0
+    num = 0
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        old = state[FRONTIER, r]
+        new = max(old, frontier_of(state[COMPUTED, r], page_size, keep, bigram))
+        owned = state[OWNED, r]
+        freed += (max(new, owned) - max(old, owned)) // page_size
+        state[FRONTIER, r] = new
+        if new >= owned and state[SWA_HELD, r] != 0:
+            state[SWA_HELD, r] = 0
+            released[num] = receipts[r]
+            num += 1
+    return freed, num
+
+
+@compiled
+def own_pages(state: Int32Array, rows: Int32Array, page_size: int, tails: Int32Array) -> None:
+    """Fill tails [n, 4]: (row, first own page, first own page with SWA, end) of each row."""
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        first = state[OWNED, r] // page_size
+        end = (state[ALLOCATED, r] + page_size - 1) // page_size
+        tails[i, 0] = r
+        tails[i, 1] = first
+        tails[i, 2] = min(max(first, state[FRONTIER, r] // page_size), end)
+        tails[i, 3] = end
