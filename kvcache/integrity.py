@@ -20,7 +20,7 @@ from kvcache.tree import arrays as a
 from kvcache.tree.check import check_tree
 
 if TYPE_CHECKING:
-    from kvcache.manager import KVCacheManager
+    from kvcache.core import CacheCore
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ def _require(holds: bool, name: str, detail: str = "") -> None:
         raise IntegrityError(f"{name}{': ' if detail else ''}{detail}")
 
 
-def _path_slots(manager: KVCacheManager, row: int) -> list[int]:
+def _path_slots(manager: CacheCore, row: int) -> list[int]:
     """Return the slots of a row's locked prefix, first page first."""
     f = manager.tree.nodes
     n = int(manager.tree.locks[a.LOCK_NODE, manager.rows.receipts[row] & 0xFFFFFFFF])
@@ -42,7 +42,7 @@ def _path_slots(manager: KVCacheManager, row: int) -> list[int]:
     return slots
 
 
-def check_manager(manager: KVCacheManager) -> None:
+def check_manager(manager: CacheCore) -> None:
     """Raise IntegrityError unless the tree's invariants and P1 to P5 hold."""
     check_tree(manager.tree)
     config, tree, rows, stats = manager.config, manager.tree, manager.rows, manager.stats()

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-import torch
 
 from kvcache import rows as row_ops
-from kvcache.checks import as_int_array, check_int, check_type
-from kvcache.config import CacheConfig
-from kvcache.data_plane import NO_RANGES, DataPlane
-from kvcache.errors import CapacityError, ClosedError, InvalidInputError, StaleMatchError
-from kvcache.integrity import check_manager
-from kvcache.kernels.translate import translate
+from kvcache.checks import as_int_array, check_type
+from kvcache.core import CacheCore
+from kvcache.data_plane import NO_RANGES
+from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.match_batch import MatchBatch
-from kvcache.namespaces import Namespaces
-from kvcache.pools import Pools
 from kvcache.requests import check_lens, insert_requests, running_rows
-from kvcache.rows import Int32Array, Int64Array, Rows
-from kvcache.stats import Capacity, CommitResult, EvictResult, Stats
+from kvcache.rows import Int32Array, Int64Array
+from kvcache.stats import CommitResult
 from kvcache.tree import insert as tree_insert
 from kvcache.tree import match as tree_match
-from kvcache.tree.radix_tree import RadixTree
 
 _NO_HINTS = np.zeros(0, np.int64)
 
 
-class KVCacheManager:
+class KVCacheManager(CacheCore):
     """Prefix cache of a model with full attention and, if `config.window` is set, sliding-window attention.
 
     All calls take a batch, cost a bounded number of launches and at most one upload whatever the batch, and
@@ -50,103 +43,6 @@ class KVCacheManager:
         >>> cache.match(KeyBatch(np.append(tokens, 99).astype(np.int32), [0], [17]))
         MatchBatch(full_hit_len=[16], reuse_len=[16], branch_len=[-1])
     """
-
-    def __init__(self, config: CacheConfig) -> None:
-        self.config = config
-        self.rows = Rows(config)
-        self.tree = RadixTree(
-            page_size=config.page_size,
-            keep_pages=config.keep_pages,
-            bigram=config.bigram,
-            num_slots=config.full_pages,
-            max_locks=config.max_rows,
-            max_roots=config.max_namespaces,
-        )
-        self._plane = DataPlane(config)
-        self._namespaces = Namespaces(self.tree)
-        self._evicted_full = 0
-        self._evicted_swa = 0
-        self._closed = False
-
-    # -- what the engine may read ------------------------------------------------------------------------
-
-    @property
-    def pools(self) -> Pools:
-        """The device tensors; `pools.page_table` is what a full-attention backend reads."""
-        return self._plane.pools
-
-    def capacity(self) -> Capacity:
-        """Return the rows and pages that can be had now, evictable ones included."""
-        self._check_open()
-        tree, plane = self.tree, self._plane
-        return Capacity(
-            self.rows.num_free,
-            plane.full_top + tree.full_pages - tree.locked_full_pages,
-            plane.swa_top + tree.swa_pages - tree.locked_swa_pages,
-        )
-
-    def stats(self) -> Stats:
-        """Return all counts. Costs no device work."""
-        self._check_open()
-        tree, plane, config = self.tree, self._plane, self.config
-        return Stats(
-            full_pages_free=plane.full_top,
-            swa_pages_free=plane.swa_top,
-            tree_full_pages=tree.full_pages,
-            tree_swa_pages=tree.swa_pages,
-            locked_full_pages=tree.locked_full_pages,
-            locked_swa_pages=tree.locked_swa_pages,
-            row_full_pages=config.full_pages - plane.full_top - tree.full_pages,
-            row_swa_pages=config.swa_pages - plane.swa_top - tree.swa_pages,
-            running_rows=config.max_rows - self.rows.num_free,
-            namespaces=len(self._namespaces),
-            nodes=tree.num_nodes,
-            launches=plane.launches,
-            uploads=plane.staging.uploads,
-            upload_bytes=plane.staging.upload_bytes,
-            evicted_full_pages=self._evicted_full,
-            evicted_swa_pages=self._evicted_swa,
-            host_bytes=tree.memory_bytes,
-            device_bytes=plane.pools.nbytes,
-        )
-
-    def check(self) -> None:
-        """Check every invariant of tree, rows and pools, page by page. Reads the device: for tests only.
-
-        Raises:
-            IntegrityError: One is broken; the message names it.
-        """
-        check_manager(self)
-
-    # -- namespaces ------------------------------------------------------------------------------------------
-
-    def namespace(self, key: Hashable) -> int:
-        """Return the handle of a namespace (adapter, salt, tenant); `None` is the default one.
-
-        Asking again gives the same handle while the namespace stands. Where `max_namespaces` are in use, an
-        empty one makes room.
-
-        Raises:
-            CapacityError: `max_namespaces` are in use and none is empty.
-        """
-        self._check_open()
-        return self._namespaces.handle(key)
-
-    def drop_namespace(self, handle: int) -> EvictResult:
-        """Free everything that is cached in a namespace and the namespace itself; its handle dies.
-
-        Raises:
-            InvalidInputError: No such namespace, the default one, or a request runs in it.
-        """
-        self._check_open()
-        handle = int(self._namespaces.handles(handle, 1)[0])
-        if handle == self._namespaces.default:
-            raise InvalidInputError("handle must not be of the default namespace; use flush()")
-        if self.tree.is_locked(handle):
-            raise InvalidInputError(f"handle must be of a namespace that no row uses, got {handle}")
-        ranges, full, swa = self.tree.drop_root(handle)
-        self._namespaces.forget(handle)
-        return self._free(ranges, full, swa)
 
     # -- a request begins ------------------------------------------------------------------------------------
 
@@ -421,69 +317,6 @@ class KVCacheManager:
         self.tree.unlock(state.receipts[rows])
         state.give_back(rows)
         self._plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
-
-    # -- pages -----------------------------------------------------------------------------------------------
-
-    def evict(self, full_pages: int = 0, swa_pages: int = 0) -> EvictResult:
-        """Free at least so many pages of what is cached and unlocked, or all there is; least recent first.
-
-        Raises:
-            InvalidInputError: A negative number.
-        """
-        self._check_open()
-        check_int("full_pages", full_pages, low=0)
-        check_int("swa_pages", swa_pages, low=0)
-        ranges, full, swa = self.tree.evict(full_pages, swa_pages)
-        return self._free(ranges, full, swa)
-
-    def flush(self) -> EvictResult:
-        """Free everything that is cached and unlocked."""
-        self._check_open()
-        return self.evict(self.tree.full_pages, 0)
-
-    def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
-        self._evicted_full += full
-        self._evicted_swa += swa
-        self._plane.apply(ranges)
-        return EvictResult(full, swa)
-
-    def _make_room(self, pages: int) -> Int32Array:
-        """Evict until `pages` pages of each pool are free; return the ranges that the device must free."""
-        tree, plane = self.tree, self._plane
-        full = pages - plane.full_top
-        swa = pages - plane.swa_top if self.config.has_swa else 0
-        if full <= 0 and swa <= 0:
-            return NO_RANGES
-        for name, need, evictable in (
-            ("Full", full, tree.full_pages - tree.locked_full_pages),
-            ("SWA", swa, tree.swa_pages - tree.locked_swa_pages),
-        ):
-            if need > evictable:
-                raise CapacityError(
-                    f"{pages} {name} pages needed, {pages - need} are free and {evictable} evictable"
-                )
-        ranges, freed_full, freed_swa = tree.evict(max(full, 0), max(swa, 0))
-        self._evicted_full += freed_full
-        self._evicted_swa += freed_swa
-        return ranges
-
-    def translate(self, slots: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the SWA token slot of every Full token slot; see kvcache.kernels.translate."""
-        self._check_open()
-        if not self.config.has_swa:
-            raise InvalidInputError("translate needs a config with a window, got window=None")
-        return translate(slots, self.pools.swa_map, page_size=self.config.page_size, out=out)
-
-    # -- shared checks ---------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Drop the device memory. Every later call raises ClosedError."""
-        self._closed = True
-        del self._plane
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the manager was closed")
 
     def _rows(self, rows: Any) -> Int32Array:
         self._check_open()
