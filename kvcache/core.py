@@ -136,7 +136,7 @@ class CacheCore:
     def flush(self) -> EvictResult:
         """Free everything that is cached and unlocked."""
         self._check_open()
-        return self.evict(self.tree.full_pages, 0)
+        return self.evict(self.tree.full_pages, self.tree.swa_pages)
 
     def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
         self._evicted_full += full

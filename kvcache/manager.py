@@ -1,4 +1,4 @@
-"""KVCacheManager: the batched scheduler API. Lengths decide on the host, kernels move pages, nothing waits."""
+"""KVCacheManager: the batched scheduler API. The host decides on lengths, kernels move pages, none waits."""
 
 from __future__ import annotations
 
