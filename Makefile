@@ -12,7 +12,6 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 # not `python -m pytest`: that puts the root on sys.path, and `import kernels` would find our folder
 PYTEST := $(BIN)/pytest $(PYTEST_ARGS)
-PYTHON_DIRS := kvcache kernels tree tests perf tools
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format types bench wheel-check coverage clean
@@ -65,14 +64,15 @@ format: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+	$(BIN)/mypy tools
 
-# run as files, not as modules: see PYTEST above
+# every script of perf/ but its helpers (_*.py), run as files, not as modules: see PYTEST above
 bench: .venv/.installed
-	set -e; for file in perf/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" $(BENCH_ARGS); done
+	set -e; for file in $(filter-out perf/_%,$(wildcard perf/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(BENCH_ARGS); done
 
 wheel-check: .venv/.installed-dev
 	$(BIN)/python tools/wheel_check.py
 
 clean:
 	rm -rf .venv build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
-	find kvcache kernels tree tests perf tools -name __pycache__ -prune -exec rm -rf {} +
+	find kvcache kernels tree tests perf tools examples -name __pycache__ -prune -exec rm -rf {} +

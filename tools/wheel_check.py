@@ -6,6 +6,7 @@ numba and numpy are taken from the environment this runs in; the rest goes into 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -53,8 +54,16 @@ assert source_digest() == sys.argv[3], "the installed sources differ from the ch
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run `command` and return what it printed; stop the check with its output if it fails."""
+    # PYTHONPATH would put other sources before the installed ones
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command,
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}exit status {done.returncode}")
