@@ -93,7 +93,7 @@ class KVCacheManager(CacheCore):
 
         Raises:
             CapacityError: Fewer than n rows are free.
-            StaleMatchError: A prefix lost a page since the match.
+            StaleMatchError: A prefix, or what stood behind it in the tree, lost a page since the match.
             InvalidInputError: An index is out of range, or a prefix is longer than `max_len`.
         """
         self._check_open()
