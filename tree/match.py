@@ -49,9 +49,12 @@ NUM_RESULTS = 8
 def reusable(nodes: Int32Array, keep_pages: int, node: int, end: int) -> tuple[int, int]:
     """Return (pages, node that holds the last of them) of the longest reusable part of a path.
 
-    The path ends at page `end` inside `node`. Climbs until a window is found.
+    The path ends at page `end`, in `node` or above it (a split leaves the lower half with the record).
+    Climbs until a window is found.
     """
     x = np.int64(node)
+    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= end:
+        x = np.int64(nodes[PARENT, x])
     if keep_pages == 0:
         return end, x
     best, best_node, run = 0, np.int64(0), 0
