@@ -114,6 +114,8 @@ def _apply_kernel(
         tl.store(slab_ptr + slot + i, row_page, mask=i < store_end)
         leaving = tl.where(i < row_end, row_page, slot_page)
         swa_page = tl.load(swa_map_ptr + leaving, mask=i < clear_end, other=0)
+        # the thread that clears an entry need not be the one that read it
+        tl.debug_barrier()
         tl.store(swa_map_ptr + slot_page, swa_page, mask=i < adopt_end)
         tl.store(swa_map_ptr + leaving, tl.zeros_like(swa_page), mask=i < clear_end)
         tl.store(swa_stack_ptr + swa_pos + i, swa_page, mask=i < swa_push_end)

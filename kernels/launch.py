@@ -112,6 +112,14 @@ def check_page_size(page_size: int) -> None:
         raise InvalidInputError(f"page_size must be >= 1, got {page_size}")
 
 
+def check_window(window: int, swa_map: torch.Tensor) -> None:
+    """Raise InvalidInputError if window < 0, or > 0 where there is no SWA pool (an empty swa_map)."""
+    if window < 0:
+        raise InvalidInputError(f"window must be >= 0, got {window}")
+    if window > 0 and swa_map.shape[0] == 0:
+        raise InvalidInputError("swa_map must have an entry per Full page, got length 0")
+
+
 def range_programs(max_pages: int, block: int) -> int:
     """Return the grid's second dimension for page ranges of at most `max_pages` pages."""
     return max(1, min(MAX_PROGRAMS_PER_RANGE, -(-max_pages // block)))

@@ -16,6 +16,15 @@ FULL = 0
 SWA = 1
 NUM_POOLS = 2
 
+# error [2] int32: what stopped a captured decode step, and in which row; nobody clears it
+ERROR_CODE = 0
+ERROR_ROW = 1
+ERROR_FIELDS = 2
+NO_ERROR = 0
+NO_PAGE = 1  # a row begins a page and a free stack is empty
+ROW_FULL = 2  # a row's next page is beyond the width of the page table
+STACK_FULL = 3  # more SWA pages come back than the free stack holds
+
 # extend: desc [5, capacity] int32, one column per row
 EXTEND_ROW = 0
 EXTEND_FIRST_PAGE = 1  # index in the row's page table of the first page to write

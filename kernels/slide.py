@@ -72,6 +72,8 @@ def _slide_kernel(
             full_page = tl.load(cells_ptr[:, None] + j[None, :], mask=leaves, other=0)
             swa_page = tl.load(swa_map_ptr + full_page, mask=leaves, other=0)
             tl.store(swa_stack_ptr + (first_push[:, None] + j[None, :]), swa_page, mask=leaves)
+            # the thread that clears an entry need not be the one that read it
+            tl.debug_barrier()
             tl.store(swa_map_ptr + full_page, tl.zeros_like(swa_page), mask=leaves)
             done += BLOCK_PAGES
         tl.store(frontier_ptr, new, mask=in_range)

@@ -39,14 +39,14 @@ def _translate_kernel(
     # Triton loads and stores one slot at a time
     if start + BLOCK <= num_slots:
         slot = tl.load(slots_ptr + offs)
-        # signed division truncates: a negative slot must not reach it as a page
-        page = tl.maximum(slot, 0) // P
+        # padding, negative slots too, has a page <= 0 however the division rounds
+        page = slot // P
         swa_page = tl.load(swa_map_ptr + page, mask=page > 0, other=0).to(slot.dtype)
         tl.store(out_ptr + offs, tl.where(swa_page > 0, swa_page * P + slot % P, 0))
     else:
         in_range = offs < num_slots
         slot = tl.load(slots_ptr + offs, mask=in_range, other=0)
-        page = tl.maximum(slot, 0) // P
+        page = slot // P
         swa_page = tl.load(swa_map_ptr + page, mask=page > 0, other=0).to(slot.dtype)
         tl.store(out_ptr + offs, tl.where(swa_page > 0, swa_page * P + slot % P, 0), mask=in_range)
 
@@ -55,12 +55,12 @@ def _translate_kernel(
 def translate_twin(slots: Any, swa_map: Any, page_size: int, out: Any) -> None:
     """CPU twin of `translate` on flat arrays; the specification."""
     for i in range(slots.shape[0]):
-        slot = slots[i]
-        out[i] = 0
-        if slot > 0:
-            page = slot // page_size
-            if page > 0 and swa_map[page] > 0:
-                out[i] = swa_map[page] * page_size + slot % page_size
+        # padding, negative slots too, has a page <= 0
+        page = slots[i] // page_size
+        if page > 0 and swa_map[page] > 0:
+            out[i] = swa_map[page] * page_size + slots[i] % page_size
+        else:
+            out[i] = 0
 
 
 def translate(
