@@ -46,7 +46,12 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
 
 def as_int_array(name: str, values: Any, *, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return `values` as a contiguous 1-D array of `dtype`; integers only, nothing is rounded or wrapped."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):  # a ragged list, a tensor on a device
+        raise InvalidInputError(
+            f"{name} must be 1-D and hold integers, got a {type(values).__name__}"
+        ) from None
     if array.ndim != 1:
         raise InvalidInputError(f"{name} must be 1-D, got shape {array.shape}")
     if array.size == 0:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
-from kvcache.checks import check_int
+from kvcache.checks import check_int, check_type
 from kvcache.config import CacheConfig
 from kvcache.data_plane import NO_RANGES, DataPlane
 from kvcache.errors import CapacityError, ClosedError, InvalidInputError
@@ -17,6 +18,7 @@ from kvcache.pools import Pools
 from kvcache.rows import Int32Array, Rows
 from kvcache.stats import Capacity, EvictResult, Stats
 from kvcache.tree.radix_tree import RadixTree
+from kvcache.views import PageIndices, PageTable, Views
 
 
 class CacheCore:
@@ -35,6 +37,7 @@ class CacheCore:
         )
         self._plane = DataPlane(config)
         self._namespaces = Namespaces(self.tree)
+        self.views = Views(self)
         self._evicted_full = 0
         self._evicted_swa = 0
         self._closed = False
@@ -44,6 +47,7 @@ class CacheCore:
     @property
     def pools(self) -> Pools:
         """The device tensors; `pools.page_table` is what a full-attention backend reads."""
+        self._check_open()
         return self._plane.pools
 
     def capacity(self) -> Capacity:
@@ -87,6 +91,7 @@ class CacheCore:
         Raises:
             IntegrityError: One is broken; the message names it.
         """
+        self._check_open()
         check_manager(self)
 
     # -- namespaces ------------------------------------------------------------------------------------------
@@ -128,8 +133,8 @@ class CacheCore:
             InvalidInputError: A negative number.
         """
         self._check_open()
-        check_int("full_pages", full_pages, low=0)
-        check_int("swa_pages", swa_pages, low=0)
+        full_pages = min(check_int("full_pages", full_pages, low=0), self.tree.full_pages)
+        swa_pages = min(check_int("swa_pages", swa_pages, low=0), self.tree.swa_pages)
         ranges, full, swa = self.tree.evict(full_pages, swa_pages)
         return self._free(ranges, full, swa)
 
@@ -169,14 +174,30 @@ class CacheCore:
         self._check_open()
         if not self.config.has_swa:
             raise InvalidInputError("translate needs a config with a window, got window=None")
-        return translate(slots, self.pools.swa_map, page_size=self.config.page_size, out=out)
+        check_type("slots", slots, torch.Tensor)
+        if out is not None:
+            check_type("out", out, torch.Tensor)
+        out = translate(slots, self.pools.swa_map, page_size=self.config.page_size, out=out)
+        self._plane.launches += 1 if slots.numel() else 0
+        return out
+
+    def swa_page_table(self, rows: Any, lens: Any = None) -> PageTable:
+        """Return the padded page table of the SWA window of rows; see kvcache.views."""
+        return self.views.swa_page_table(rows, lens)
+
+    def swa_indices(self, rows: Any, lens: Any = None) -> PageIndices:
+        """Return the SWA pages of the window of rows as CSR; see kvcache.views."""
+        return self.views.swa_indices(rows, lens)
 
     # -- shared checks ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Drop the device memory. Every later call raises ClosedError."""
+        """Drop the device memory. Every later call raises ClosedError; closing again does nothing."""
+        if self._closed:
+            return
         self._closed = True
         del self._plane
+        self.views = Views(self)
 
     def _check_open(self) -> None:
         if self._closed:

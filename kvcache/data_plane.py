@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from kvcache.pools import Pools
 from kvcache.rows import Int32Array
 from kvcache.staging import Staging
 
+# of a staging buffer at the start: nine descriptors of `apply` for every row
+_WORDS_PER_ROW = 64
+_MIN_WORDS = 4096
+
 _NO_INTS = np.zeros(0, np.int32)
 _NO_TAILS = np.zeros((0, 4), np.int32)
 _NO_STATE = np.zeros((4, 1), np.int32)
@@ -34,6 +38,18 @@ class _Staged(NamedTuple):
     widest: list[int]  # most pages of a descriptor, by phase
 
 
+# words before the rows in the batch buffer: the first one holds their number
+BATCH_HEAD = 4
+
+
+class PlacedRows(NamedTuple):
+    """Rows where kernels, or on the CPU their twins, read them: tensors, or numpy arrays."""
+
+    rows: Any  # [>= n] int32
+    num_rows: Any  # [1] int32
+    lens: Any  # [n] int32, or None
+
+
 class DataPlane:
     """Launches operations. `full_top` and `swa_top` are the free pages after all that was launched.
 
@@ -43,20 +59,26 @@ class DataPlane:
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.pools = Pools(config)
-        self.staging = Staging(config.device)
+        self.staging = Staging(config.device, max(_MIN_WORDS, _WORDS_PER_ROW * config.max_rows))
         self.full_top = config.full_pages
         self.swa_top = config.swa_pages
         self.launches = 0
         self._summary = np.zeros(p.NUM_SUMMARY, np.int64)
         # rows of the last step, advance or slide: while the batch stays, they are not uploaded again
         self._rows: Int32Array = _NO_INTS
-        self._rows_buffer = torch.zeros(
-            config.max_rows, dtype=torch.int32, device=self.pools.tops.device
+        self._batch = torch.zeros(
+            BATCH_HEAD + config.max_rows, dtype=torch.int32, device=self.pools.tops.device
         )
+        self._num_rows, self._rows_buffer = self._batch[:1], self._batch[BATCH_HEAD:]
         # CPU twins take numpy; the views are made once
         self._host = None
         if not launch.takes_kernel(self.pools.tops):
             self._host = {name: x.numpy() for name, x in vars(self.pools).items()}
+
+    @property
+    def host(self) -> dict[str, Any] | None:
+        """The pools as numpy arrays if they are on the CPU, else None."""
+        return self._host
 
     # -- plans ---------------------------------------------------------------------------------------------
 
@@ -198,12 +220,47 @@ class DataPlane:
                 max_pages=widest,
                 has_swa=config.has_swa,
             )
-        self._took(total)
+        self.took(total)
 
-    def _took(self, pages: int) -> None:
+    def took(self, pages: int) -> None:
+        """Count pages that were taken from both stacks."""
         self.full_top -= pages
         if self.config.has_swa:
             self.swa_top -= pages
+
+    def _batch_part(self, rows: Int32Array) -> slice:
+        """Write `rows` and their number into the call's staging buffer."""
+        where = self.staging.part(BATCH_HEAD + rows.size)
+        part = self.staging.host_part(where)
+        part[0] = rows.size
+        part[BATCH_HEAD:] = rows
+        return where
+
+    def place_rows(self, rows: Int32Array, lens: Int32Array | None = None) -> PlacedRows:
+        """Have rows, and a length of each, where an operation on them reads them; at most one upload."""
+        if lens is None:
+            self._upload_rows(rows)
+            return self.placed_rows()
+        staging = self.staging
+        staging.begin()
+        where = self._batch_part(rows)
+        where_lens = staging.part(rows.size)
+        staging.host_part(where_lens)[:] = lens
+        staging.upload()
+        if self._host is not None:
+            return PlacedRows(rows, np.array([rows.size], np.int32), lens)
+        batch = staging.device_part(where)
+        return PlacedRows(batch[BATCH_HEAD:], batch[:1], staging.device_part(where_lens))
+
+    def placed_rows(self) -> PlacedRows:
+        """Return where the rows of the last call are, without having any placed there."""
+        if self._host is None:
+            return PlacedRows(self._rows_buffer, self._num_rows, None)
+        return PlacedRows(self._rows, np.array([self._rows.size], np.int32), None)
+
+    def place_rows_and_free(self, rows: Int32Array, evicted: Int32Array) -> None:
+        """Have `rows` where `placed_rows` says, and free what was evicted; at most one upload."""
+        self._upload_rows(rows, evicted)
 
     def _upload_rows(self, rows: Int32Array, evicted: Int32Array = NO_RANGES) -> None:
         """Have `rows` on the device, and free what was evicted.
@@ -215,14 +272,17 @@ class DataPlane:
             return
         staging = self.staging
         staging.begin()
-        where = staging.part(rows.size)
-        staging.host_part(where)[:] = rows
+        where = self._batch_part(rows)
         staged = self._stage(evicted, _NO_INTS, _NO_TAILS, _NO_INTS, _NO_STATE)
+        self._rows = rows.copy()
+        on_device = self._host is None
+        batch = self._batch[: BATCH_HEAD + rows.size]
+        if staged is None and on_device:
+            staging.upload_to(batch, where)
+            return
         staging.upload()
-        if fresh:
-            self._rows = rows.copy()
-            if self._host is None:
-                self._rows_buffer[: rows.size].copy_(staging.device_part(where), non_blocking=True)
+        if fresh and on_device:
+            batch.copy_(staging.device_part(where), non_blocking=True)
         if staged is not None:
             self._run(staged)
 
@@ -258,7 +318,7 @@ class DataPlane:
                 page_size=config.page_size,
                 has_swa=config.has_swa,
             )
-        self._took(total)
+        self.took(total)
 
     def advance(self, rows: Int32Array, lens: Int32Array | None) -> None:
         """COMPUTED = ALLOCATED, or `lens`."""

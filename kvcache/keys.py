@@ -58,10 +58,12 @@ class KeyBatch:
                 raise InvalidInputError(
                     f"starts and lens must be >= 0, got {starts.min()} and {lens.min()}"
                 )
-            last = int((starts + lens).max())
-            if last > tokens.size:
+            beyond = np.flatnonzero(lens > tokens.size - starts)  # a sum could wrap
+            if beyond.size:
+                b = int(beyond[0])
                 raise InvalidInputError(
-                    f"keys must end within tokens ({tokens.size}), got a key that ends at {last}"
+                    f"keys must end within tokens ({tokens.size}), "
+                    f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
                 )
         self.tokens = tokens
         self.starts = starts
@@ -108,7 +110,7 @@ class Ragged:
         """Flatten a list of lists. For tests, examples and small batches."""
         indptr = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(x) for x in lists], out=indptr[1:])
-        return cls(np.array([v for x in lists for v in x], np.int64), indptr)
+        return cls([v for x in lists for v in x], indptr)
 
     def __len__(self) -> int:
         return self.indptr.size - 1

@@ -27,6 +27,8 @@ class Namespaces:
 
     def handle(self, key: Hashable) -> int:
         """Return the handle of `key`; a new namespace takes a root, an empty one's where all are taken."""
+        if not isinstance(key, Hashable):
+            raise InvalidInputError(f"key must be hashable, got a {type(key).__name__}")
         known = self._handles.get(key)
         if known is not None:
             return known
@@ -59,7 +61,7 @@ class Namespaces:
         if namespaces is None:
             return np.full(batch, self.default, np.int64)
         if isinstance(namespaces, (int, np.integer)) and not isinstance(namespaces, bool):
-            namespaces = np.full(batch, namespaces, np.int64)
+            namespaces = as_int_array("namespaces", [namespaces], dtype=np.int64).repeat(batch)
         handles = as_int_array("namespaces", namespaces, dtype=np.int64)
         if handles.size != batch:
             raise InvalidInputError(f"namespaces must have {batch} entries, got {handles.size}")

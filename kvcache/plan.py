@@ -101,7 +101,7 @@ def fill_plan(
     for i in range(ranges.shape[0]):
         at[_PHASE[ranges[i, r.KIND]] + 1] += 1
     for i in range(tails.shape[0]):
-        at[1] += (tails[i, 1] < tails[i, 2]) + (tails[i, 2] < tails[i, 3])
+        at[1] += int(tails[i, 1] < tails[i, 2]) + int(tails[i, 2] < tails[i, 3])
     at[_PHASES] += states.shape[0]
     for phase in range(_PHASES):
         summary[phase] = at[phase + 1]

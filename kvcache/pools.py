@@ -13,8 +13,9 @@ class Pools:
     """Page table, slab, Full -> SWA map and free stacks of one cache, all int32 on `config.device`.
 
     Attributes:
-        page_table: [max_rows, max_pages_per_row], Full page of each page of a row; rows name pages of their
-            own and of the tree alike. Entries at or above a row's allocated pages mean nothing.
+        page_table: [max_rows, max_pages_per_row rounded up to 16], Full page of each page of a row; rows
+            name pages of their own and of the tree alike. Entries at or above a row's allocated pages mean
+            nothing. The width lets kernels copy 16 bytes at a time.
         slab: [full_pages], Full page of each tree slot.
         swa_map: [full_pages + 1], SWA page under each Full page, 0 = none. Length 0 without SWA.
         full_stack: [full_pages], free Full pages: entries [0, tops[0]).
@@ -35,7 +36,7 @@ class Pools:
             ids = np.arange(pages, 0, -1, dtype=np.int32)
             return torch.from_numpy(ids).to(device)
 
-        self.page_table = zeros(config.max_rows, config.max_pages_per_row)
+        self.page_table = zeros(config.max_rows, -(-config.max_pages_per_row // 16) * 16)
         self.slab = zeros(full)
         self.swa_map = zeros(full + 1 if config.has_swa else 0)
         self.full_stack = fresh_stack(full)

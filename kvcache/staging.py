@@ -10,20 +10,30 @@ import torch
 
 Int32Array = npt.NDArray[np.int32]
 
-_FIRST_WORDS = 4096
+# buffers of an accelerator's ring at the start: copies wait behind forwards, so some calls' are under way
+_FIRST_BUFFERS = 8
 _ALIGN = 4  # words: every part begins at 16 bytes
+
+
+def pinned_empty(words: int) -> torch.Tensor:
+    """Return a [words] int32 host tensor in pinned memory: a copy out of it does not hold up the host."""
+    return torch.empty(words, dtype=torch.int32, pin_memory=True)
+
+
+def copy_event() -> Any:
+    """Return an event that can say whether a copy is done."""
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 class _Buffer:
     """A pinned host buffer, its device twin, and the event after which it may be written again."""
 
     def __init__(self, words: int, device: torch.device) -> None:
-        pin = device.type == "cuda"
-        self.host = torch.empty(words, dtype=torch.int32, pin_memory=pin)
-        self.words: Int32Array = self.host.numpy()
         on_host = device.type == "cpu"
+        self.host = torch.empty(words, dtype=torch.int32) if on_host else pinned_empty(words)
+        self.words: Int32Array = self.host.numpy()
         self.device = self.host if on_host else torch.empty_like(self.host, device=device)
-        self.copied: Any = torch.cuda.Event() if pin else None  # type: ignore[no-untyped-call]
+        self.copied: Any = None if on_host else copy_event()
 
     def is_free(self) -> bool:
         """Whether the last copy out of it is done. Asks, never waits."""
@@ -39,11 +49,18 @@ class Staging:
     A buffer is not written before the copy out of it is done: its event is asked; where no buffer is free,
     the ring takes another one. The device twin is safe by stream order: its last readers were launched before
     the copy that overwrites it.
+
+    Args:
+        device: Where the descriptors go.
+        words: int32 of a buffer at the start. A call that needs more allocates, which may make the host of a
+            GPU wait, so this should hold what is usual.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, words: int) -> None:
         self._device = torch.device(device)
-        self._ring = [_Buffer(_FIRST_WORDS, self._device)]
+        num = 1 if self._device.type == "cpu" else _FIRST_BUFFERS
+        self._ring = [_Buffer(words, self._device) for _ in range(num)]
+        self._at = 0
         self._current = self._ring[0]
         self._used = 0
         self.uploads = 0
@@ -51,7 +68,7 @@ class Staging:
 
     @property
     def buffers(self) -> int:
-        """Length of the ring: the most copies that were ever under way at a time, plus one."""
+        """Length of the ring."""
         return len(self._ring)
 
     def begin(self) -> None:
@@ -59,12 +76,11 @@ class Staging:
         self._used = 0
         if self._current.is_free():
             return
-        for buffer in self._ring:
-            if buffer.is_free():
-                self._current = buffer
-                return
-        self._current = _Buffer(self._current.words.size, self._device)
-        self._ring.append(self._current)
+        # copies are done in the order of the ring: where the next buffer is not free, none is
+        self._at = (self._at + 1) % len(self._ring)
+        if not self._ring[self._at].is_free():
+            self._ring.insert(self._at, _Buffer(self._current.words.size, self._device))
+        self._current = self._ring[self._at]
 
     def part(self, words: int) -> slice:
         """Reserve `words` int32; return where they lie. `host_part` gives the view to fill."""
@@ -74,8 +90,7 @@ class Staging:
         if self._used > self._current.words.size:
             larger = _Buffer(max(self._used, 2 * self._current.words.size), self._device)
             larger.words[:start] = self._current.words[:start]
-            self._ring[self._ring.index(self._current)] = larger
-            self._current = larger
+            self._ring[self._at] = self._current = larger
         return slice(start, end)
 
     def host_part(self, where: slice) -> Int32Array:
@@ -84,14 +99,23 @@ class Staging:
 
     def upload(self) -> None:
         """Start the copy of all parts. Does not wait."""
-        used = self._used
         buffer = self._current
         if buffer.device is not buffer.host:
+            used = self._used
             buffer.device[:used].copy_(buffer.host[:used], non_blocking=True)
+        self._count(buffer)
+
+    def upload_to(self, target: torch.Tensor, where: slice) -> None:
+        """Start the copy of the only part straight to where it will stay. Does not wait."""
+        buffer = self._current
+        target.copy_(buffer.host[where], non_blocking=True)
+        self._count(buffer)
+
+    def _count(self, buffer: _Buffer) -> None:
         if buffer.copied is not None:
             buffer.copied.record()
         self.uploads += 1
-        self.upload_bytes += 4 * used
+        self.upload_bytes += 4 * self._used
 
     def device_part(self, where: slice) -> torch.Tensor:
         """Return the device view of a part, after `upload`."""

@@ -108,7 +108,7 @@ def _check_table(tree: RadixTree, nodes: np.ndarray) -> None:
         first = first_page_hash_of(f, meta, tree.tokens, n)
         _require(first == f[a.HASH, n], "T4 HASH", f"node {n}")
         tag = child_tag(f[a.PARENT, n], f[a.HASH, n])
-        i = tag & 0xFFFFFFFF & mask
+        i = int(tag) & 0xFFFFFFFF & mask
         while table[i, a.NODE] not in (0, n):
             i = (i + 1) & mask
         _require(table[i, a.NODE] == n and table[i, a.TAG] == tag, "T4 node not found", f"node {n}")
