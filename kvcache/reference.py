@@ -124,11 +124,9 @@ class ReferenceManager(ReferenceRequests):
     def finish(
         self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
     ) -> list[Committed]:
-        states = self.checked_keys(rows, keys, hints)
-        committed = []
-        for row, state, key, hint in zip(rows, states, keys, hints, strict=True):
-            committed.append(self.commit_one(state, key, hint))
-            self.release(row)
+        """Commit the whole batch, then end each row."""
+        committed = self.commit(rows, keys, hints)
+        self.abort(rows)
         return committed
 
     def retract(
@@ -204,8 +202,24 @@ class ReferenceManager(ReferenceRequests):
             require(state.frontier <= self.frontier(state.computed), f"row {row}: frontier")
             locked = len(state.swa_locked) * self.page_size
             require(locked <= self.keep + 2 * (self.page_size - 1), f"row {row}: locks a window")
+            # the next token attends to [computed + 1 - W, computed], those after it to later ones
+            swa_ids = [page.swa_id for page in state.path] + [swa_id for _, swa_id in state.own]
+            seen = range(max(0, state.computed + 1 - self.attention_window), state.allocated)
+            needed = {token // self.page_size for token in seen} if self.has_swa else set()
+            require(all(swa_ids[i] for i in needed), f"row {row}: its next window is live")
         for _, page in self.pages():
             holders = [row for row in self.rows.values() if page in row.path]
             require(page.full_locks == len(holders), f"page {page.full_id}: Full locks")
             window_holders = [row for row in holders if page in row.swa_locked]
             require(page.swa_locks == len(window_holders), f"page {page.full_id}: SWA locks")
+
+    def check_commit(self, row: int, key: list[int]) -> None:
+        """Insert, then match: a match reaches what a commit reported, in the row's own pages."""
+        state = self.rows[row]
+        found = self.match_one(state.namespace, key[: state.computed], touch=False)
+        owned = len(state.path) * self.page_size
+        if self.end(state.computed) >= owned:
+            require(found.full_hit >= owned, f"row {row}: insert, then match")
+        if self.end(state.computed) >= owned and self.live(state.path):
+            require(found.reuse >= owned, f"row {row}: insert, then reuse")
+            require(found.path[: len(state.path)] == state.path, f"row {row}: the tree's pages")

@@ -45,6 +45,7 @@ class Match(NamedTuple):
     reuse: int
     branch: int
     path: list[Page]  # the pages of [0, reuse)
+    behind: list[Page]  # the only continuation of `path` in the tree, up to the next fork
 
 
 class ReferenceRequests(ReferenceTree):
@@ -74,6 +75,7 @@ class ReferenceRequests(ReferenceTree):
             bigram=bigram,
         )
         self.has_swa = window is not None
+        self.attention_window = window or 0
         self.max_rows, self.max_len, self.max_namespaces = max_rows, max_len, max_namespaces
         self.with_branch, self.with_hints, self.every = branch, hints, every
         self.namespaces: dict[Hashable, int] = {}
@@ -124,7 +126,9 @@ class ReferenceRequests(ReferenceTree):
         for handle, _ in requests:
             if handle not in self.roots:
                 raise InvalidInputError(f"namespace must be a known handle, got {handle}")
-        return [self.match_one(handle, tokens, touch) for handle, tokens in requests]
+        matches = [self.match_one(handle, tokens, touch) for handle, tokens in requests]
+        self.counts["branch_points"] += sum(match.branch >= 0 for match in matches)
+        return matches
 
     def match_one(self, handle: int, tokens: list[int], touch: bool) -> Match:
         path: list[Page] = []
@@ -142,9 +146,15 @@ class ReferenceRequests(ReferenceTree):
             self.touch_full(path)
             self.touch_swa([path[i] for i in window])
         branch = len(path) * self.page_size if len(path) > reuse else -1
-        self.counts["branch_points"] += branch >= 0
         size = self.page_size
-        return Match(handle, len(path) * size, reuse * size, branch, path[:reuse])
+        behind = self.only_way_on(path[:reuse])
+        return Match(handle, len(path) * size, reuse * size, branch, path[:reuse], behind)
+
+    def only_way_on(self, path: list[Page]) -> list[Page]:
+        pages = path[-1:]
+        while pages and len(pages[-1].children) == 1:
+            pages.extend(pages[-1].children.values())
+        return pages[1:]
 
     def stale(self, match: Match) -> bool:
         """Whether something that `match` would reuse has gone since."""
@@ -152,11 +162,19 @@ class ReferenceRequests(ReferenceTree):
             return True
         return match.namespace not in self.roots or not self.live(match.path)
 
+    def disturbed(self, match: Match) -> bool:
+        """Whether what stood right behind the reusable pages has gone: `admit` may refuse then too.
+
+        The manager finds the prefix by the end of an edge of its tree, which is gone then.
+        """
+        return not all(page.attached for page in match.behind)
+
     def admit(self, matches: list[Match], rows: list[int] | None) -> None:
         """Give each match a row; `rows` are the ids that the manager chose (None: it refused)."""
         if len(matches) > self.max_rows - len(self.rows):
             raise CapacityError(f"rows: {len(matches)} needed")
-        if any(self.stale(match) for match in matches):
+        refused = rows is None
+        if any(self.stale(m) or (refused and self.disturbed(m)) for m in matches):
             raise StaleMatchError("a match must still hold")
         agree(rows is not None, "the manager refuses an admission only if it must")
         assert rows is not None

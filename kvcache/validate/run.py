@@ -1,0 +1,141 @@
+"""Running programs: many random ones until the time is up, or a failing one again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from kvcache.errors import InvalidInputError
+from kvcache.validate.driver import Driver
+from kvcache.validate.generate import Generator, random_config
+from kvcache.validate.program import Program
+from kvcache.validate.shrink import shrink
+from kvcache.validate.sides import Failure
+
+_MOST_CALLS = 200
+# manager.check() takes longer than all else; a replay of a failure runs it after each call
+_CHECK_EVERY = 8
+_NEVER = 10**9
+
+
+class Outcome(NamedTuple):
+    """What one program did."""
+
+    program: Program
+    calls: int
+    coverage: Counter[str]  # how often each rare thing happened
+    failure: str | None  # what went wrong, in words
+
+
+def failure_of(program: Program, *, check_every: int = 1) -> str | None:
+    """Replay a program; return what went wrong, or None. A bad configuration is no failure."""
+    try:
+        driver = Driver(**program.config, check_every=check_every)
+    except InvalidInputError:
+        return None
+    try:
+        for name, args in program.ops:
+            getattr(driver, name)(*args)
+    except Failure as error:
+        return str(error)
+    except Exception as error:  # a crash of the manager is a failure like any other
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def random_program(seed: str, *, device: str = "cpu") -> Outcome:
+    """Make up one program and run it while doing so; the same seed gives the same program."""
+    rng = Random(seed)
+    config = random_config(rng)
+    program = Program({**config, "device": device} if device != "cpu" else config)
+    driver: Driver | None = None
+    failure = None
+    try:
+        driver = Driver(**program.config, check_every=_CHECK_EVERY)
+        generator = Generator(rng, config)
+        for _ in range(rng.randint(20, _MOST_CALLS)):
+            op = generator.op(driver)
+            program.ops.append(op)
+            getattr(driver, op[0])(*op[1])
+        for op in (("abort", [[*driver.running()]]), ("flush", [])):
+            program.ops.append(op)
+            getattr(driver, op[0])(*op[1])
+        if driver.oracle.free_full != driver.oracle.all_full:
+            failure = "pages are left after all requests ended and the cache was flushed"
+    except Failure as error:
+        failure = str(error)
+    except Exception as error:  # a crash of the manager is a failure like any other
+        failure = f"{type(error).__name__}: {error}"
+    calls = driver.calls if driver else 0
+    coverage: Counter[str] = Counter()
+    if driver:
+        coverage.update(driver.oracle.counts)
+        coverage.update(driver.refusals)
+        coverage["retractions"] = driver.retractions
+    return Outcome(program, calls, coverage, failure)
+
+
+def shortest_script(outcome: Outcome) -> str:
+    """Shrink a failing program; return a script that repeats the failure."""
+    # most failures show in what is compared: check() is then left out, which is faster
+    check_every = _NEVER if failure_of(outcome.program, check_every=_NEVER) else 1
+    shortest = shrink(
+        outcome.program,
+        lambda program: failure_of(program, check_every=check_every) is not None,
+    )
+    failure = failure_of(shortest) or f"not repeatable: {outcome.failure}"
+    return shortest.script(failure)
+
+
+def run(
+    seconds: float,
+    seed: int,
+    *,
+    device: str = "cpu",
+    first: int = 0,
+    programs: int | None = None,
+    verbose: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Validate until `seconds` have passed, or `programs` programs are done.
+
+    Args:
+        seconds: Time to spend; the program that runs then is finished.
+        seed: Program n is made from `seed` and n alone.
+        device: Where the manager's page ids live.
+        first: The number of the first program.
+        programs: How many; None: as many as fit.
+        verbose: Say the number of each program before it runs: should the process die, the last
+            one is to blame.
+        say: Where the report goes, a line (or a few) at a time.
+
+    Returns:
+        0, or 1 if manager and oracle disagreed; then the shortest failing sequence found was said.
+    """
+    start = time.monotonic()
+    coverage: Counter[str] = Counter()
+    done = calls = 0
+    number = first
+    while time.monotonic() - start < seconds and (programs is None or done < programs):
+        if verbose:
+            say(f"program {number} of seed {seed}")
+        outcome = random_program(f"{seed}/{number}", device=device)
+        done += 1
+        calls += outcome.calls
+        coverage.update(outcome.coverage)
+        if outcome.failure is not None:
+            say(f"program {number} of seed {seed} fails: {outcome.failure}")
+            say(f"shrinking {len(outcome.program.ops)} calls ...")
+            say(shortest_script(outcome))
+            return 1
+        number += 1
+    elapsed = time.monotonic() - start
+    say(
+        f"{done} programs, {calls} calls, {calls / max(elapsed, 1e-9):.0f} calls/s, no disagreement"
+    )
+    for name, count in sorted(coverage.items()):
+        say(f"  {name:32} {count}")
+    return 0
