@@ -1,0 +1,52 @@
+"""The command `kvcache`.
+
+A subcommand is a module with `add_parser(subparsers)`, which sets the default `run`: a function of
+the parsed arguments that returns the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from kvcache import __version__
+from kvcache.errors import InvalidInputError
+
+# a subcommand is imported only if it may be asked for: some pull in torch and numba
+COMMANDS = {
+    "replay": "kvcache.replay.cli",
+    "validate": "kvcache.validate.cli",
+}
+
+# exit status for bad input, as argparse has it too
+USAGE_ERROR = 2
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser for a command line: with one subcommand if it names one, else with all."""
+    parser = argparse.ArgumentParser(
+        prog="kvcache",
+        description="Prefix-cache manager for models that mix full and sliding-window attention.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvcache {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    named = argv[0] if argv and argv[0] in COMMANDS else None
+    for name, module in COMMANDS.items():
+        if named in (None, name):
+            import_module(module).add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 2 for bad input, else what the command says."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = build_parser(argv).parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except (InvalidInputError, OSError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        print(f"kvcache {args.command}: error: {reason}", file=sys.stderr)
+        return USAGE_ERROR
+    return status
