@@ -1,0 +1,6 @@
+"""Instruments that hold Triton kernels to account on a machine without a GPU.
+
+kvsan: a sanitizer on Triton's interpreter. aot: compile for GPUs and read what came out. recording: a
+driver that compiles and records launches. cpu_driver: a driver that runs the compiled kernels natively on
+the CPU. They use private parts of Triton (3.6.0 to 3.9.0 tried) and may need mending when it changes.
+"""

@@ -1,0 +1,284 @@
+"""Planted bugs: one small change of the sources each, and the tests of which at least one must fail.
+
+`make mutants` (tests/mutants/run.py) plants each in a copy of the sources and runs its tests there, with
+numba's compiler off, so that a mutant costs seconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A bug: in `path` the text `old`, which occurs once, becomes `new`."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str  # arguments of pytest
+
+
+_FRONTIER = "tests/faults/test_frontier.py"
+_OWNERSHIP = "tests/faults/test_ownership.py"
+_EVICTION = "tests/faults/test_eviction_order.py"
+_LOCKS = "tests/faults/test_locks.py"
+_KEYS = "tests/faults/test_keys.py"
+_STATEFUL = "tests/test_stateful.py"
+_EXACT = "tests/test_exactness.py"
+
+MUTANTS = [
+    # host rows
+    Mutant(
+        "frontier one page further",
+        "kvcache/rows.py",
+        "- keep, 0) // page_size * page_size",
+        "- keep + page_size, 0) // page_size * page_size",
+        f"{_FRONTIER} -k never_reaches",
+    ),
+    Mutant(
+        "bigram keys counted as tokens",
+        "kvcache/rows.py",
+        "units = max(computed - 1, 0) if bigram else computed",
+        "units = computed",
+        f"{_FRONTIER} -k never_reaches",
+    ),
+    Mutant(
+        "frontier moves back",
+        "kvcache/rows.py",
+        "new = max(old, frontier_of(state[COMPUTED, r], page_size, keep, bigram))",
+        "new = frontier_of(state[COMPUTED, r], page_size, keep, bigram)",
+        _STATEFUL,
+    ),
+    Mutant(
+        "SWA of a prefix stays locked",
+        "kvcache/rows.py",
+        "if new >= owned and state[SWA_HELD, r] != 0:",
+        "if new > owned + 10**6 and state[SWA_HELD, r] != 0:",
+        f"{_LOCKS} -k released_early",
+    ),
+    Mutant(
+        "own pages counted to the floor",
+        "kvcache/rows.py",
+        "end = (state[ALLOCATED, r] + page_size - 1) // page_size",
+        "end = state[ALLOCATED, r] // page_size",
+        f"{_OWNERSHIP} -k rejected_drafts",
+    ),
+    # plan
+    Mutant(
+        "a dropped range frees no SWA",
+        "kvcache/plan.py",
+        "(r.DROP_ROW, layout.DROP_ROW, 0, 0, 1)",
+        "(r.DROP_ROW, layout.DROP_ROW, 0, 0, 0)",
+        f"{_OWNERSHIP} -k slid_out",
+    ),
+    Mutant(
+        "rows repointed before their pages are read",
+        "kvcache/plan.py",
+        "(r.BIND, layout.BIND, 2, 0, 0)",
+        "(r.BIND, layout.BIND, 0, 0, 0)",
+        f"{_OWNERSHIP} -k computed_the_same",
+    ),
+    Mutant(
+        "adopted pages are not freed",
+        "kvcache/plan.py",
+        "(r.ADOPT, layout.ADOPT, 1, 1, 0)",
+        "(r.ADOPT, layout.ADOPT, 1, 0, 0)",
+        f"{_OWNERSHIP} -k healed",
+    ),
+    # kernels, twins
+    Mutant(
+        "slide forgets the map",
+        "kernels/slide.py",
+        "            swa_map[full_page] = 0\n",
+        "",
+        f"{_FRONTIER} -k larger_than_the_window",
+    ),
+    Mutant(
+        "adoption leaves the old map entry",
+        "kernels/apply.py",
+        "swa_map[slab[slot + i]] = swa_map[leaving]\n                swa_map[leaving] = 0\n",
+        "swa_map[slab[slot + i]] = swa_map[leaving]\n",
+        f"{_OWNERSHIP} -k healed",
+    ),
+    Mutant(
+        "extend pops the same page twice",
+        "kernels/extend.py",
+        "full_page = full_stack[full_top - 1 - pop]",
+        "full_page = full_stack[full_top - 1 - pop // 2]",
+        f"{_OWNERSHIP} -k nothing_new",
+    ),
+    # tree: match
+    Mutant(
+        "a window one page short is enough",
+        "tree/match.py",
+        "            if run >= keep:\n                best, best_node = pos, node",
+        "            if run >= keep - 1:\n                best, best_node = pos, node",
+        f"{_FRONTIER} -k tombstone_ends",
+    ),
+    Mutant(
+        "the run goes on past a tombstone",
+        "tree/match.py",
+        "run = run + n if nodes[LIVE, node] != 0 else np.int64(0)",
+        "run = run + n if nodes[LIVE, node] != 0 else run",
+        f"{_FRONTIER} -k d22",
+    ),
+    Mutant(
+        "hints climb from the wrong half",
+        "tree/match.py",
+        "    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= pos:\n",
+        "    while False:\n",
+        _STATEFUL,
+    ),
+    Mutant(
+        "a bigram key's first token is ignored",
+        "tree/children.py",
+        "and (not at_top or nodes[HEAD, child] == head)",
+        "and True",
+        f"{_FRONTIER} {_STATEFUL}",
+    ),
+    # tree: insert
+    Mutant(
+        "the window of a checkpoint begins a page late",
+        "tree/windows.py",
+        "first = max(c - keep, owned)",
+        "first = max(c - keep + 1, owned)",
+        f"{_FRONTIER} -k whole_window",
+    ),
+    Mutant(
+        "the branch is not kept",
+        "tree/windows.py",
+        "    if branch >= 0:\n",
+        "    if branch > 10**9:\n",
+        f"{_FRONTIER} -k fork",
+    ),
+    Mutant(
+        "a broken window is kept",
+        "tree/windows.py",
+        "or first < frontier:",
+        "or first < 0:",
+        _STATEFUL,
+    ),
+    Mutant(
+        "duplicates are freed without their SWA",
+        "tree/insert.py",
+        "num = emit(ranges, num, FREE_ROW_SWA, b, cut, -1, end - cut)",
+        "num = emit(ranges, num, FREE_ROW, b, cut, -1, end - cut)",
+        f"{_OWNERSHIP} -k computed_the_same",
+    ),
+    Mutant(
+        "a commit forgets to lock the new pages",
+        "tree/insert.py",
+        "        lock_full(nodes, meta, node, anchor)\n",
+        "",
+        f"{_OWNERSHIP} -k nothing_new",
+    ),
+    # tree: edges, recency, slab
+    Mutant(
+        "a split loses liveness",
+        "tree/edges.py",
+        "    nodes[LIVE, upper] = nodes[LIVE, n]\n",
+        "",
+        f"{_LOCKS} -k pins",
+    ),
+    Mutant(
+        "a split forgets locks",
+        "tree/edges.py",
+        "    nodes[FULL_LOCKS, upper] = nodes[FULL_LOCKS, n]\n",
+        "",
+        f"{_LOCKS} -k survive_splits",
+    ),
+    Mutant(
+        "the upper half of a split is the older one",
+        "tree/edges.py",
+        "push_full(nodes, upper, nodes[FULL_PREV, n])",
+        "push_full(nodes, upper, n)",
+        f"{_EVICTION} -k partial_hit",
+    ),
+    Mutant(
+        "deep SWA goes before shallow",
+        "tree/recency.py",
+        "            push_swa(nodes, x, after)\n            after = x\n",
+        "            push_swa(nodes, x, 0)\n",
+        _STATEFUL,
+    ),
+    Mutant(
+        "freed slots are not joined to the left",
+        "tree/slab.py",
+        "        if left > 0:\n",
+        "        if left > 10**9:\n",
+        _STATEFUL,
+    ),
+    # tree: locks, eviction
+    Mutant(
+        "SWA is locked a page short",
+        "tree/lock.py",
+        "    first = max(end - meta[M_KEEP_PAGES], 0)\n",
+        "    first = max(end - meta[M_KEEP_PAGES] + 1, 0)\n",
+        _STATEFUL,
+    ),
+    Mutant(
+        "unlocking refreshes nothing",
+        "tree/lock.py",
+        "            push_full(nodes, x, 0)\n",
+        "            pass\n",
+        f"{_OWNERSHIP} -k nothing_new",
+    ),
+    Mutant(
+        "a receipt serves twice",
+        "tree/lock.py",
+        "        locks[LOCK_GEN, k] += 2\n",
+        "",
+        f"{_LOCKS} -k own_receipt",
+    ),
+    Mutant(
+        "tombstone leaves survive",
+        "tree/evict.py",
+        "        and not _can_be_reused(nodes, keep, x)\n",
+        "        and False\n",
+        f"{_EVICTION} -k tombstone_leaf",
+    ),
+    Mutant(
+        "a locked leaf is evicted with its window",
+        "tree/evict.py",
+        "if nodes[CHILDREN, x] > 0 or nodes[FULL_LOCKS, x] > 0:",
+        "if nodes[CHILDREN, x] > 0:",
+        f"{_OWNERSHIP} -k swa_is_gone",
+    ),
+    Mutant(
+        "eviction takes the most recent",
+        "tree/evict.py",
+        "        x = np.int64(nodes[SWA_PREV, NO_NODE])\n",
+        "        x = np.int64(nodes[SWA_NEXT, NO_NODE])\n",
+        f"{_EVICTION} -k recent",
+    ),
+    # manager
+    Mutant(
+        "a refused extend has evicted already",
+        "kvcache/core.py",
+        "            if need > evictable:\n",
+        "            if need > evictable and tree.evict(1, 1)[1] < 0:\n",
+        f"{_EXACT} -k capacity",
+    ),
+    Mutant(
+        "extend evicts for Full only",
+        "kvcache/core.py",
+        "tree.evict(max(full, 0), max(swa, 0))",
+        "tree.evict(max(full, 0), 0)",
+        f"{_OWNERSHIP} -k lack_of_swa",
+    ),
+    Mutant(
+        "a stale match is admitted",
+        "kvcache/manager.py",
+        "            stale = self.tree.still_holds(batch.results, chosen)\n",
+        "            stale = -1\n",
+        _STATEFUL,
+    ),
+    Mutant(
+        "a namespace's handle outlives it",
+        "tree/roots.py",
+        "if nodes[GEN, root] != handles[i] >> 32 or nodes[SWA_LOCKS, root] < 0:",
+        "if nodes[SWA_LOCKS, root] < 0:",
+        f"{_KEYS} -k dropped_namespace",
+    ),
+]
