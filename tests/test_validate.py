@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvcache import data_plane, plan, rows
-from kvcache.errors import IntegrityError
+from kvcache.errors import IntegrityError, InvalidInputError
 from kvcache.kernels import layout
 from kvcache.tree import ranges
 from kvcache.tree.radix_tree import RadixTree
@@ -26,7 +26,7 @@ SIZES |= {"max_rows": 3, "max_len": 64}
 
 def test_random_programs_find_nothing() -> None:
     lines: list[str] = []
-    assert run(600, 0, programs=40, say=lines.append) == 0, "\n".join(lines)
+    assert run(600, 0, programs=25, say=lines.append) == 0, "\n".join(lines)
     seen = {line.split()[0]: int(line.split()[-1]) for line in lines[1:]}
     rare = ("adopted", "branch_points", "early_releases", "evicted_full", "evicted_swa")
     rare += ("repointed", "retractions", "stored", "tombstoned", "trimmed")
@@ -239,6 +239,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 programs, " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         parser.parse_args(["validate", "--seconds", "0"])
+    nowhere = parser.parse_args(["validate", "--device", "nowhere"])
+    with pytest.raises(InvalidInputError, match="device must be usable here, got 'nowhere'"):
+        nowhere.run(nowhere)
 
 
 def test_layout_rows_are_what_the_driver_compares() -> None:

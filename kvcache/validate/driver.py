@@ -14,7 +14,7 @@ from kvcache.errors import InvalidInputError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.reference import Match
 from kvcache.validate.bad_calls import BAD_CALLS
-from kvcache.validate.sides import Sides
+from kvcache.validate.sides import Failure, Sides
 
 Name = str | int
 # no token: a read past the end of a key makes a difference
@@ -327,6 +327,14 @@ class Driver(Sides):
     def _equal_pages(self, what: str, result: Any, expected: tuple[int, int]) -> None:
         seen = np.array([result.full_pages, result.swa_pages])
         self.equal(what, "freed (Full, SWA)", seen, [*expected])
+
+    def end(self) -> None:
+        """Abort what runs and flush: every page must come back."""
+        self.abort([*self.running()])
+        self.flush()
+        left = self.last.counts["tree_full_pages"], self.last.counts["tree_swa_pages"]
+        if left != (0, 0):
+            raise Failure(f"end(): the tree still has {left} pages, nobody runs, all was flushed")
 
     # calls that cannot be right
 

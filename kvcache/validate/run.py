@@ -8,6 +8,8 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
+import torch
+
 from kvcache.errors import InvalidInputError
 from kvcache.validate.driver import Driver
 from kvcache.validate.generate import Generator, random_config
@@ -36,14 +38,19 @@ def failure_of(program: Program, *, check_every: int = 1) -> str | None:
         driver = Driver(**program.config, check_every=check_every)
     except InvalidInputError:
         return None
+    except Exception as error:
+        return describe(error)
     try:
         for name, args in program.ops:
             getattr(driver, name)(*args)
-    except Failure as error:
-        return str(error)
-    except Exception as error:  # a crash of the manager is a failure like any other
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return describe(error)
     return None
+
+
+def describe(error: Exception) -> str:
+    """What went wrong, in words; a crash of the manager is a failure like any other."""
+    return str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
 
 
 def random_program(seed: str, *, device: str = "cpu") -> Outcome:
@@ -60,15 +67,10 @@ def random_program(seed: str, *, device: str = "cpu") -> Outcome:
             op = generator.op(driver)
             program.ops.append(op)
             getattr(driver, op[0])(*op[1])
-        for op in (("abort", [[*driver.running()]]), ("flush", [])):
-            program.ops.append(op)
-            getattr(driver, op[0])(*op[1])
-        if driver.oracle.free_full != driver.oracle.all_full:
-            failure = "pages are left after all requests ended and the cache was flushed"
-    except Failure as error:
-        failure = str(error)
-    except Exception as error:  # a crash of the manager is a failure like any other
-        failure = f"{type(error).__name__}: {error}"
+        program.ops.append(("end", []))
+        driver.end()
+    except Exception as error:
+        failure = describe(error)
     calls = driver.calls if driver else 0
     coverage: Counter[str] = Counter()
     if driver:
@@ -76,6 +78,15 @@ def random_program(seed: str, *, device: str = "cpu") -> Outcome:
         coverage.update(driver.refusals)
         coverage["retractions"] = driver.retractions
     return Outcome(program, calls, coverage, failure)
+
+
+def check_device(device: str) -> None:
+    """Raise InvalidInputError unless torch can make tensors on `device`."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without it
+        reason = str(error).splitlines()[0]
+        raise InvalidInputError(f"device must be usable here, got {device!r}: {reason}") from error
 
 
 def shortest_script(outcome: Outcome) -> str:
@@ -114,7 +125,11 @@ def run(
 
     Returns:
         0, or 1 if manager and oracle disagreed; then the shortest failing sequence found was said.
+
+    Raises:
+        InvalidInputError: torch has no such device here.
     """
+    check_device(device)
     start = time.monotonic()
     coverage: Counter[str] = Counter()
     done = calls = 0
