@@ -91,7 +91,7 @@ class ModelRunner:
                 return
 
     def _forward_draft_layer(self, chunks: list[Chunk], ends: list[int], hidden: Tensor) -> None:
-        """Run the draft layer up to `ends`. At each position it sees the token that follows: it comes last."""
+        """Run the draft layer up to `ends`: last, since each position sees the token that follows."""
         true = [Chunk(c.request, c.start, end) for c, end in zip(chunks, ends, strict=True)]
         states = hidden.split([c.end - c.start for c in chunks])
         logits = self.model.draft_logits(

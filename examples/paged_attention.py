@@ -16,6 +16,7 @@ from hybrid_model import FULL, SLIDING, ModelConfig, attention, visible_keys
 from torch import Tensor
 
 from kvcache import CacheConfig, KVCacheManager
+from kvcache.views import PageIndices, PageTable
 
 
 class PagedKV:
@@ -75,34 +76,22 @@ class PagedAttention:
         ends: Sequence[int],
     ) -> None:
         self.model, self.kv = model, kv
+        self.page_size = cache.config.page_size
         device = cache.pools.page_table.device
-        queries = [torch.arange(*span, device=device) for span in zip(starts, ends, strict=True)]
+        self.queries = [
+            torch.arange(*span, device=device) for span in zip(starts, ends, strict=True)
+        ]
         # lengths need saying only where rows hold more than this forward fills
         lens = None if np.array_equal(cache.rows.allocated_len[rows], ends) else ends
-        views, page_size = cache.views, cache.config.page_size
-        if all(len(of_row) == 1 for of_row in queries):
-            tables = {FULL: views.page_table(rows, lens)}
-            if cache.config.has_swa:
-                tables[SLIDING] = cache.swa_page_table(rows, lens)
-            self.groups = {
-                kind: [
-                    Group(torch.stack(queries), _tokens(x.page_table, x.window_start, page_size))
-                ]
-                for kind, x in tables.items()
-            }
+        views, has_swa = cache.views, cache.config.has_swa
+        if all(len(of_row) == 1 for of_row in self.queries):
+            self.groups = {FULL: self._batch(views.page_table(rows, lens))}
+            if has_swa:
+                self.groups[SLIDING] = self._batch(views.swa_page_table(rows, lens))
         else:
-            lists = {FULL: views.full_indices(rows, lens)}
-            if cache.config.has_swa:
-                lists[SLIDING] = cache.swa_indices(rows, lens)
-            self.groups = {
-                kind: [
-                    Group(of_row, _tokens(x.indices[a:b], first, page_size))
-                    for of_row, (a, b), first in zip(
-                        queries, pairwise(x.indptr.tolist()), x.window_start, strict=True
-                    )
-                ]
-                for kind, x in lists.items()
-            }
+            self.groups = {FULL: self._row_by_row(views.full_indices(rows, lens))}
+            if has_swa:
+                self.groups[SLIDING] = self._row_by_row(views.swa_indices(rows, lens))
         self.written = {
             kind: torch.cat([group.new_slots() for group in groups])
             for kind, groups in self.groups.items()
@@ -123,6 +112,19 @@ class PagedAttention:
             out = attention(part.unflatten(0, queries.shape), k, v, visible)
             parts.append(out.flatten(0, -3))
         return torch.cat(parts)
+
+    def _batch(self, view: PageTable) -> list[Group]:
+        tokens = _tokens(view.page_table, view.window_start, self.page_size)
+        return [Group(torch.stack(self.queries), tokens)]
+
+    def _row_by_row(self, view: PageIndices) -> list[Group]:
+        spans = pairwise(view.indptr.tolist())
+        return [
+            Group(queries, _tokens(view.indices[first:end], start, self.page_size))
+            for queries, (first, end), start in zip(
+                self.queries, spans, view.window_start, strict=True
+            )
+        ]
 
 
 def _tokens(pages: Tensor, first: Tensor, page_size: int) -> Tokens:

@@ -165,29 +165,32 @@ def apply_twin(
             row_state[ALLOCATED, row] = page
             row_state[OWNED, row] = slot
             row_state[FRONTIER, row] = full_pos
-        elif op == BIND:
-            for i in range(n):
-                page_table[row, page + i] = slab[slot + i]
-        elif op == STORE:
-            for i in range(n):
-                slab[slot + i] = page_table[row, page + i]
-        elif op == ADOPT:
-            for i in range(n):
-                leaving = page_table[row, page + i]
-                swa_map[slab[slot + i]] = swa_map[leaving]
-                swa_map[leaving] = 0
-                full_stack[full_pos + i] = leaving
         else:
-            for i in range(n):
-                if op in (FREE_ROW, DROP_ROW):
-                    leaving = page_table[row, page + i]
-                else:
-                    leaving = slab[slot + i]
+            cells = page_table[row, page : page + n]
+            entries = slab[slot : slot + n]
+            if op == BIND:
+                for i in range(n):
+                    cells[i] = entries[i]
+            elif op == STORE:
+                for i in range(n):
+                    entries[i] = cells[i]
+            elif op == ADOPT:
+                pushed = full_stack[full_pos : full_pos + n]
+                for i in range(n):
+                    pushed[i] = cells[i]
+                    swa_map[entries[i]] = swa_map[cells[i]]
+                    swa_map[cells[i]] = 0
+            else:
+                leaving = cells if op in (FREE_ROW, DROP_ROW) else entries
                 if op in (FREE_ROW, FREE_SLOT):
-                    full_stack[full_pos + i] = leaving
+                    pushed = full_stack[full_pos : full_pos + n]
+                    for i in range(n):
+                        pushed[i] = leaving[i]
                 if swa_pos >= 0:
-                    swa_stack[swa_pos + i] = swa_map[leaving]
-                    swa_map[leaving] = 0
+                    pushed = swa_stack[swa_pos : swa_pos + n]
+                    for i in range(n):
+                        pushed[i] = swa_map[leaving[i]]
+                        swa_map[leaving[i]] = 0
     if num > 0:
         tops[FULL] = full_top
         tops[SWA] = swa_top

@@ -91,7 +91,7 @@ def _decode_slide_kernel(
             num_pages = tl.maximum(new, owned) // P - first_page
             last_push = swa_top + tl.cumsum(num_pages, axis=0)
             # rows are served in order: what is before the first fault is as if it had not been
-            overflows = (num_pages > 0) & (last_push > stack_size)
+            overflows = last_push > stack_size
             fault = tl.min(tl.where(overflows, offs, end), axis=0)
             in_range = in_range & (offs < fault)
             fault_row += tl.sum(tl.where(overflows & (offs == fault), row, 0), axis=0)
@@ -152,7 +152,7 @@ def decode_slide_twin(
             # pages below owned belong to the tree, which keeps their SWA
             first_page = max(old, row_state[OWNED, row]) // page_size
             num_pages = max(0, new // page_size - first_page)
-            if num_pages > 0 and tops[SWA] + num_pages > swa_stack.shape[0]:
+            if tops[SWA] + num_pages > swa_stack.shape[0]:
                 error[ERROR_CODE] = STACK_FULL
                 error[ERROR_ROW] = row
                 continue

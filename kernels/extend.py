@@ -110,12 +110,17 @@ def extend_twin(
     for i in range(num_rows):
         row = desc[EXTEND_ROW, i]
         first_page = desc[EXTEND_FIRST_PAGE, i]
-        for j in range(desc[EXTEND_NUM_PAGES, i]):
-            pop = desc[EXTEND_OFFSET, i] + j
-            full_page = full_stack[full_top - 1 - pop]
-            page_table[row, first_page + j] = full_page
-            if has_swa:
-                swa_map[full_page] = swa_stack[swa_top - 1 - pop]
+        n = desc[EXTEND_NUM_PAGES, i]
+        first_pop = desc[EXTEND_OFFSET, i]
+        cells = page_table[row, first_page : first_page + n]
+        # pop number g takes entry top - 1 - g
+        popped = full_stack[full_top - first_pop - n : full_top - first_pop]
+        for j in range(n):
+            cells[j] = popped[n - 1 - j]
+        if has_swa:
+            popped = swa_stack[swa_top - first_pop - n : swa_top - first_pop]
+            for j in range(n):
+                swa_map[cells[j]] = popped[n - 1 - j]
         row_state[ALLOCATED, row] = desc[EXTEND_NEW_ALLOCATED, i]
     if num_rows > 0:
         tops[FULL] = full_top - total

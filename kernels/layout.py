@@ -53,3 +53,29 @@ DROP_ROW = 5  # free only the SWA pages under the Full pages a row names
 DROP_SLOT = 6  # the same for the pages of slab slots
 # write the four lengths of a row: (computed, allocated, owned, frontier) in N, PAGE, SLOT, FULL_POS
 SET_ROW = 7
+
+# the tree's copy on the device: records [num_records, 8] int32, 32 bytes a node; entries of the child
+# table [slots, 2] int32. Meanings and sentinels: tree/arrays.py
+RECORD_PARENT = 0
+RECORD_START = 1
+RECORD_PAGES = 2
+RECORD_DEPTH = 3
+RECORD_LIVE = 4
+RECORD_GEN = 5
+RECORD_HEAD = 6
+RECORD_FIELDS = 8  # the last one is padding
+ENTRY_TAG = 0
+ENTRY_NODE = 1
+ENTRY_FIELDS = 2
+HASH_WEIGHTS = 4096  # weights of the page hash
+
+# match: results [8, batch] int32, rows as in tree/match.py
+MATCH_FULL_HIT = 0  # tokens
+MATCH_REUSE = 1  # tokens
+MATCH_BRANCH = 2  # tokens, -1 = none
+MATCH_FULL_NODE = 3
+MATCH_FULL_GEN = 4
+MATCH_REUSE_NODE = 5
+MATCH_REUSE_GEN = 6
+MATCH_ROOT = 7
+MATCH_FIELDS = 8

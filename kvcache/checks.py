@@ -46,6 +46,8 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
 
 def as_int_array(name: str, values: Any, *, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return `values` as a contiguous 1-D array of `dtype`; integers only, nothing is rounded or wrapped."""
+    if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1:
+        return values if values.flags.c_contiguous else values.copy()
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):  # a ragged list, a tensor on a device
@@ -58,12 +60,12 @@ def as_int_array(name: str, values: Any, *, dtype: npt.DTypeLike) -> npt.NDArray
         return np.zeros(0, dtype)
     if array.dtype.kind not in "iu":
         raise InvalidInputError(f"{name} must hold integers, got {array.dtype}")
-    if array.dtype != dtype:
-        info = np.iinfo(np.dtype(dtype))
-        low, high = int(array.min()), int(array.max())
-        if low < info.min or high > info.max:
-            raise InvalidInputError(f"{name} must fit {np.dtype(dtype)}, got [{low}, {high}]")
-    return np.ascontiguousarray(array, dtype)
+    narrow = array.astype(dtype, order="C")
+    if not (narrow == array).all():
+        raise InvalidInputError(
+            f"{name} must fit {np.dtype(dtype)}, got [{array.min()}, {array.max()}]"
+        )
+    return narrow
 
 
 def check_type(name: str, value: Any, expected: type) -> None:

@@ -10,6 +10,7 @@ import torch
 from kvcache.checks import check_int, check_type
 from kvcache.config import CacheConfig
 from kvcache.data_plane import NO_RANGES, DataPlane
+from kvcache.device_match import DeviceMatcher
 from kvcache.errors import CapacityError, ClosedError, InvalidInputError
 from kvcache.integrity import check_manager
 from kvcache.kernels.translate import translate
@@ -38,6 +39,7 @@ class CacheCore:
         self._plane = DataPlane(config)
         self._namespaces = Namespaces(self.tree)
         self.views = Views(self)
+        self._matcher: DeviceMatcher | None = None
         self._evicted_full = 0
         self._evicted_swa = 0
         self._closed = False
@@ -82,7 +84,7 @@ class CacheCore:
             evicted_full_pages=self._evicted_full,
             evicted_swa_pages=self._evicted_swa,
             host_bytes=tree.memory_bytes,
-            device_bytes=plane.pools.nbytes,
+            device_bytes=plane.pools.nbytes + (self._matcher.mirror.nbytes if self._matcher else 0),
         )
 
     def check(self) -> None:
@@ -198,6 +200,12 @@ class CacheCore:
         self._closed = True
         del self._plane
         self.views = Views(self)
+        self._matcher = None
+
+    def _device_matcher(self) -> DeviceMatcher:
+        if self._matcher is None:
+            self._matcher = DeviceMatcher(self.tree, self._plane)
+        return self._matcher
 
     def _check_open(self) -> None:
         if self._closed:

@@ -33,7 +33,7 @@ class _Staged(NamedTuple):
     """A plan in the staging buffer."""
 
     where: slice
-    room: int  # descriptors that the part has room for
+    desc: Int32Array  # [7, room] the part as the host sees it
     counts: list[int]  # descriptors of each phase
     widest: list[int]  # most pages of a descriptor, by phase
 
@@ -66,6 +66,7 @@ class DataPlane:
         self._summary = np.zeros(p.NUM_SUMMARY, np.int64)
         # rows of the last step, advance or slide: while the batch stays, they are not uploaded again
         self._rows: Int32Array = _NO_INTS
+        self._raw_rows = b""
         self._batch = torch.zeros(
             BATCH_HEAD + config.max_rows, dtype=torch.int32, device=self.pools.tops.device
         )
@@ -109,9 +110,9 @@ class DataPlane:
             desc,
             summary,
         )
-        counts, widest = summary[p.COUNTS].tolist(), summary[p.WIDEST].tolist()
-        self.full_top, self.swa_top = int(summary[p.FULL_TOP]), int(summary[p.SWA_TOP])
-        return _Staged(where, room, counts, widest)
+        found = summary.tolist()
+        self.full_top, self.swa_top = found[p.FULL_TOP], found[p.SWA_TOP]
+        return _Staged(where, desc, found[p.COUNTS], found[p.WIDEST])
 
     def _run(self, staged: _Staged) -> None:
         """Launch the phases of an uploaded plan."""
@@ -124,7 +125,7 @@ class DataPlane:
             if self._host is not None:
                 h = self._host
                 apply_twin(
-                    self.staging.host_part(staged.where).reshape(7, staged.room),
+                    staged.desc,
                     h["page_table"],
                     h["slab"],
                     h["swa_map"],
@@ -140,7 +141,7 @@ class DataPlane:
                 )
             else:
                 apply(
-                    self.staging.device_part(staged.where).view(7, staged.room),
+                    self.staging.device_part(staged.where).view(staged.desc.shape),
                     pools.page_table,
                     pools.slab,
                     pools.swa_map,
@@ -168,7 +169,7 @@ class DataPlane:
         """Carry out ranges, free the own pages of ending rows and set row lengths: at most three launches."""
         self.staging.begin()
         staged = self._stage(ranges, rows, tails, states, row_state)
-        if staged is not None and any(staged.counts):
+        if staged is not None and staged.counts != [0, 0, 0]:
             self.staging.upload()
             self._run(staged)
 
@@ -267,21 +268,22 @@ class DataPlane:
 
         Rows are not uploaded again while they are there from the last call.
         """
-        fresh = self._rows.size != rows.size or not np.array_equal(self._rows, rows)
+        raw = rows.tobytes()
+        fresh = raw != self._raw_rows
         if not fresh and evicted.shape[0] == 0:
             return
         staging = self.staging
         staging.begin()
         where = self._batch_part(rows)
         staged = self._stage(evicted, _NO_INTS, _NO_TAILS, _NO_INTS, _NO_STATE)
-        self._rows = rows.copy()
+        self._rows, self._raw_rows = rows.copy(), raw
         on_device = self._host is None
-        batch = self._batch[: BATCH_HEAD + rows.size]
         if staged is None and on_device:
-            staging.upload_to(batch, where)
+            staging.upload_to(self._batch[: BATCH_HEAD + rows.size], where)
             return
         staging.upload()
         if fresh and on_device:
+            batch = self._batch[: BATCH_HEAD + rows.size]
             batch.copy_(staging.device_part(where), non_blocking=True)
         if staged is not None:
             self._run(staged)

@@ -88,16 +88,17 @@ class DecodeStep:
             raise InvalidInputError(
                 f"slot_dtype must be torch.int32 or torch.int64, got {slot_dtype}"
             )
+        for name in views:
+            if name not in _VIEWS:
+                raise InvalidInputError(f"views must be of {sorted(_VIEWS)}, got {name!r}")
+            if _VIEWS[name][0] and config.window is None:
+                raise InvalidInputError(f"{name} needs a config with a window, got window=None")
         self._cache = cache
         self.error = torch.zeros(ERROR_FIELDS, dtype=torch.int32, device=plane.pools.tops.device)
         self._buffers: list[TableBuffers | IndexBuffers] = []
         self.views: dict[str, PageTable | PageIndices] = {}
         for name in views:
-            if name not in _VIEWS:
-                raise InvalidInputError(f"views must be of {sorted(_VIEWS)}, got {name!r}")
             swa, is_list, is_slots = _VIEWS[name]
-            if swa and config.window is None:
-                raise InvalidInputError(f"{name} needs a config with a window, got window=None")
             window = config.window or 0 if swa else 0
             if is_list:
                 unit = 1 if is_slots else config.page_size

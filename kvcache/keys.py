@@ -9,10 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache.checks import TOKEN_DTYPES, as_int_array
+from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 
 Int64Array = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+@compiled
+def first_bad_span(starts: Int64Array, lens: Int64Array, size: int) -> int:
+    """Return the index of the first key that is not within [0, size), or -1."""
+    for b in range(starts.shape[0]):
+        # not starts + lens > size: the sum could wrap
+        if starts[b] < 0 or lens[b] < 0 or lens[b] > size - starts[b]:
+            return b
+    return -1
 
 
 class KeyBatch:
@@ -53,18 +64,16 @@ class KeyBatch:
         lens = as_int_array("lens", lens, dtype=np.int64)
         if starts.shape != lens.shape:
             raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
-        if starts.size:
-            if starts.min() < 0 or lens.min() < 0:
+        b = first_bad_span(starts, lens, tokens.size)
+        if b >= 0:
+            if starts[b] < 0 or lens[b] < 0:
                 raise InvalidInputError(
-                    f"starts and lens must be >= 0, got {starts.min()} and {lens.min()}"
+                    f"starts and lens must be >= 0, got {starts[b]} and {lens[b]} of keys[{b}]"
                 )
-            beyond = np.flatnonzero(lens > tokens.size - starts)  # a sum could wrap
-            if beyond.size:
-                b = int(beyond[0])
-                raise InvalidInputError(
-                    f"keys must end within tokens ({tokens.size}), "
-                    f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
-                )
+            raise InvalidInputError(
+                f"keys must end within tokens ({tokens.size}), "
+                f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
+            )
         self.tokens = tokens
         self.starts = starts
         self.lens = lens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -10,14 +10,13 @@ from kvcache import rows as row_ops
 from kvcache.checks import as_int_array, check_type
 from kvcache.core import CacheCore
 from kvcache.data_plane import NO_RANGES
+from kvcache.device_match import DeviceKeys, DeviceMatch
 from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.match_batch import MatchBatch
 from kvcache.requests import check_lens, insert_requests, running_rows
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.stats import CommitResult
-from kvcache.tree import insert as tree_insert
-from kvcache.tree import match as tree_match
 
 _NO_HINTS = np.zeros(0, np.int64)
 
@@ -46,6 +45,7 @@ class KVCacheManager(CacheCore):
 
     # -- a request begins ------------------------------------------------------------------------------------
 
+    @overload
     def match(
         self,
         keys: KeyBatch,
@@ -53,39 +53,79 @@ class KVCacheManager(CacheCore):
         *,
         previous: MatchBatch | None = None,
         touch: bool = True,
-    ) -> MatchBatch:
-        """Find how much of each key is cached. Host work only; reads the tree, locks nothing.
+        on: Literal["host"] = "host",
+    ) -> MatchBatch: ...
+
+    @overload
+    def match(
+        self,
+        keys: DeviceKeys,
+        namespaces: Any = None,
+        *,
+        touch: bool = True,
+        on: Literal["device"],
+    ) -> DeviceMatch: ...
+
+    def match(
+        self,
+        keys: KeyBatch | DeviceKeys,
+        namespaces: Any = None,
+        *,
+        previous: MatchBatch | None = None,
+        touch: bool = True,
+        on: Literal["host", "device"] = "host",
+    ) -> MatchBatch | DeviceMatch:
+        """Find how much of each key is cached. Reads the tree, locks nothing.
 
         A request computes at least its last token, so its key leaves that off.
 
+        On the host it is host work only. On the device (`on="device"`, for keys that are there already) it is
+        one upload and at most two launches, the results stay there, and nothing waits; the first one copies
+        the tree to the device, and from then on the tree keeps a log of what changes.
+
         Args:
-            keys: The batch of keys.
+            keys: The batch of keys; DeviceKeys on the device.
             namespaces: One handle for all, or [batch] handles; default: the default namespace.
             previous: Result of an earlier match of the same requests, in the same order: keys may have grown
                 at the end, nothing else may have changed. Tokens it covers are not read again while the node
                 it found still stands.
-            touch: Whether what was found becomes the most recent.
+            touch: Whether what was found becomes the most recent; on the device, when it is fetched.
+            on: Where to match. The results are the same.
 
         Raises:
-            InvalidInputError: A handle is not of a standing namespace, or `previous` is of another batch.
+            InvalidInputError: A handle is not of a standing namespace, `previous` is of another batch or
+                given on the device, or the keys are of another kind or device.
         """
         self._check_open()
-        check_type("keys", keys, KeyBatch)
+        if on != "host" or not isinstance(keys, KeyBatch):
+            return self._match_on_device(keys, namespaces, previous, touch, on)
         handles = self._namespaces.handles(namespaces, len(keys))
         hints = None
         if previous is not None:
             check_type("previous", previous, MatchBatch)
-            if not np.array_equal(previous.namespaces, handles):
+            if previous.namespaces.tobytes() != handles.tobytes():
                 raise InvalidInputError("previous must be of the same batch: namespaces differ")
             hints = previous.results
         results = self.tree.match(keys.tokens, keys.starts, keys.lens, handles, hints, touch=touch)
         return MatchBatch(results, handles)
 
-    def admit(self, batch: MatchBatch, index: Any = None) -> Int32Array:
+    def _match_on_device(
+        self, keys: Any, namespaces: Any, previous: Any, touch: bool, on: str
+    ) -> DeviceMatch:
+        if on not in ("host", "device"):
+            raise InvalidInputError(f"on must be 'host' or 'device', got {on!r}")
+        check_type("keys", keys, DeviceKeys if on == "device" else KeyBatch)
+        if previous is not None:
+            raise InvalidInputError("previous must be None for a match on the device")
+        handles = self._namespaces.handles(namespaces, len(keys))
+        return self._device_matcher().match(keys, handles, touch=touch)
+
+    def admit(self, batch: MatchBatch | DeviceMatch, index: Any = None) -> Int32Array:
         """Take a row for each request, lock its prefix, and bind the reused pages into the row.
 
         Args:
-            batch: Result of `match`.
+            batch: Result of `match`. If it is on the device, this waits for it unless it was fetched, and the
+                device binds the pages from what it found.
             index: [n] which requests of the batch; default: all. One request may be admitted twice.
 
         Returns:
@@ -97,38 +137,47 @@ class KVCacheManager(CacheCore):
             InvalidInputError: An index is out of range, or a prefix is longer than `max_len`.
         """
         self._check_open()
+        found = batch
+        if isinstance(batch, DeviceMatch):
+            batch = self._device_matcher().fetch(batch)
         check_type("batch", batch, MatchBatch)
-        chosen = np.arange(len(batch)) if index is None else index
-        chosen = as_int_array("index", chosen, dtype=np.int64)
-        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(batch)):
-            raise InvalidInputError(
-                f"index must be in [0, {len(batch)}), got {chosen.min()} .. {chosen.max()}"
-            )
+        if index is None:
+            chosen = np.arange(len(batch))
+        else:
+            chosen = as_int_array("index", index, dtype=np.int64)
+            if chosen.size and (chosen.min() < 0 or chosen.max() >= len(batch)):
+                raise InvalidInputError(
+                    f"index must be in [0, {len(batch)}), got {chosen.min()} .. {chosen.max()}"
+                )
         if chosen.size > self.rows.num_free:
             raise CapacityError(f"{chosen.size} rows needed, {self.rows.num_free} are free")
-        handles = batch.namespaces[chosen]
-        stale = self.tree.first_bad_handle(handles)
-        if stale < 0:
-            stale = self.tree.still_holds(batch.results, chosen)
+        stale = self.tree.still_holds(batch.results, chosen, batch.namespaces)
         if stale >= 0:
             raise StaleMatchError(f"request {stale} must be matched again: its prefix was evicted")
-        reuse = batch.reuse_len[chosen]
-        if chosen.size and reuse.max() > self.config.max_len:
+        long = row_ops.first_long(batch.reuse_len, chosen, self.config.max_len)
+        if long >= 0:
             raise InvalidInputError(
-                f"reuse_len must be <= max_len ({self.config.max_len}), got {reuse.max()}"
+                f"reuse_len must be <= max_len ({self.config.max_len}), got {batch.reuse_len[long]}"
             )
-        rows = self.rows.take(chosen.size)
-        ends = (reuse // self.config.page_size).astype(np.int64)
-        anchors = batch.results[tree_match.REUSE_NODE, chosen].astype(np.int64)
-        receipts = self.tree.lock(anchors, ends)
         state = self.rows
-        state.state[: row_ops.FRONTIER, rows] = reuse
-        state.branch_len[rows] = batch.branch_len[chosen]
-        state.state[row_ops.SWA_HELD, rows] = 1
-        state.active[rows] = 1
-        state.receipts[rows] = receipts
-        state.handles[rows] = handles
-        self._plane.apply(self.tree.bind_ranges(receipts), rows, states=rows, row_state=state.state)
+        rows = state.take(chosen.size)
+        receipts, ranges = self.tree.lock_matched(batch.results, chosen)
+        row_ops.start_rows(
+            state.state,
+            state.receipts,
+            state.handles,
+            rows,
+            batch.reuse_len,
+            batch.branch_len,
+            chosen,
+            receipts,
+            batch.namespaces,
+        )
+        if isinstance(found, DeviceMatch):
+            self._plane.apply(NO_RANGES, rows, states=rows, row_state=state.state)
+            self._device_matcher().bind(found, chosen, rows)
+        else:
+            self._plane.apply(ranges, rows, states=rows, row_state=state.state)
         return rows
 
     # -- a request runs --------------------------------------------------------------------------------------
@@ -192,7 +241,7 @@ class KVCacheManager(CacheCore):
         state = self.rows
         if lens is not None:
             lens = as_int_array("lens", lens, dtype=np.int32)
-            check_lens("lens", state, rows, lens, state.allocated_len[rows])
+            check_lens("lens", state, rows, lens, None)
         if rows.size == 0:
             return
         self._plane.advance(rows, lens)
@@ -250,9 +299,7 @@ class KVCacheManager(CacheCore):
         """
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
-        before = self.rows.owned_len[rows]
-        ranges, result = self._insert(rows, keys, requests, hints)
-        moved = rows[result.owned_len > before]
+        ranges, result, moved = self._insert(rows, keys, requests, hints)
         self._plane.apply(ranges, rows, states=moved, row_state=self.rows.state)
         return result
 
@@ -260,7 +307,7 @@ class KVCacheManager(CacheCore):
         """Commit, free the rest, unlock, and return the rows. Arguments and errors as for `commit`."""
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
-        ranges, result = self._insert(rows, keys, requests, hints)
+        ranges, result, _ = self._insert(rows, keys, requests, hints)
         self._end(rows, ranges)
         return result
 
@@ -276,7 +323,7 @@ class KVCacheManager(CacheCore):
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
         computed = self.rows.computed_len[rows].astype(np.int64)
         handles = self.rows.handles[rows]
-        ranges, _ = self._insert(rows, keys, requests, hints)
+        ranges, _, _ = self._insert(rows, keys, requests, hints)
         prefix = self.tree.prefix_hints(self.rows.receipts[rows])
         self._end(rows, ranges)
         results = self.tree.match(keys.tokens, keys.starts, computed, handles, prefix, touch=False)
@@ -293,19 +340,15 @@ class KVCacheManager(CacheCore):
 
     def _insert(
         self, rows: Int32Array, keys: KeyBatch, requests: Int64Array, hints: Ragged | None
-    ) -> tuple[Int32Array, CommitResult]:
-        config, state = self.config, self.rows
+    ) -> tuple[Int32Array, CommitResult, Int32Array]:
+        """Insert what `requests` say; return (ranges, result, rows whose owned_len grew)."""
         values = hints.values if hints is not None else _NO_HINTS
-        ranges = self.tree.insert(keys.tokens, requests, values, config.checkpoint_period)
-        page_size = config.page_size
-        before = state.owned_len[rows]
-        ends = (requests[:, tree_insert.INSERT_END] * page_size).astype(np.int32)
-        owned = np.maximum(ends, before)
-        state.owned_len[rows] = owned
-        moved = rows[owned > before]
-        state.state[row_ops.SWA_HELD, moved] = 1
-        matched = (requests[:, tree_insert.MATCHED_END] * page_size).astype(np.int32)
-        return ranges, CommitResult(owned, matched)
+        ranges = self.tree.insert(keys.tokens, requests, values, self.config.checkpoint_period)
+        owned, matched, moved = np.empty((3, rows.size), np.int32)
+        num = row_ops.note_inserted(
+            self.rows.state, rows, requests, self.config.page_size, owned, matched, moved
+        )
+        return ranges, CommitResult(owned, matched), moved[:num]
 
     def _end(self, rows: Int32Array, ranges: Int32Array) -> None:
         """Unlock and free rows and what they still own."""
@@ -313,8 +356,9 @@ class KVCacheManager(CacheCore):
             return
         state = self.rows
         tails = np.empty((rows.size, 4), np.int32)
-        row_ops.own_pages(state.state, rows, self.config.page_size, tails)
-        self.tree.unlock(state.receipts[rows])
+        held = np.empty(rows.size, np.int64)
+        row_ops.own_pages(state.state, state.receipts, rows, self.config.page_size, tails, held)
+        self.tree.unlock(held)
         state.give_back(rows)
         self._plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
 

@@ -21,6 +21,7 @@ class Namespaces:
         self._handles: dict[Hashable, int] = {}
         self._keys: dict[int, Hashable] = {}
         self.default = self.handle(None)
+        self._defaults = np.full(1024, self.default, np.int64)
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -59,7 +60,9 @@ class Namespaces:
             InvalidInputError: A wrong number of handles, or one of no standing namespace.
         """
         if namespaces is None:
-            return np.full(batch, self.default, np.int64)
+            if self._defaults.size < batch:
+                self._defaults = np.full(2 * batch, self.default, np.int64)
+            return self._defaults[:batch].copy()
         if isinstance(namespaces, (int, np.integer)) and not isinstance(namespaces, bool):
             namespaces = as_int_array("namespaces", [namespaces], dtype=np.int64).repeat(batch)
         handles = as_int_array("namespaces", namespaces, dtype=np.int64)

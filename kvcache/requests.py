@@ -7,12 +7,25 @@ from typing import Any
 import numpy as np
 
 from kvcache.checks import as_int_array, check_type
+from kvcache.compiled import compiled
 from kvcache.config import CacheConfig
 from kvcache.errors import InvalidInputError
 from kvcache.keys import KeyBatch, Ragged
-from kvcache.rows import Int32Array, Int64Array, Rows, first_bad_row
+from kvcache.rows import (
+    BRANCH,
+    COMPUTED,
+    FRONTIER,
+    Int32Array,
+    Int64Array,
+    Rows,
+    first_bad_len,
+    first_bad_row,
+    key_end,
+)
 from kvcache.tree import insert as i
 from kvcache.tree.radix_tree import RadixTree
+
+_NO_HINTS = np.zeros(0, np.int64)
 
 
 def running_rows(rows: Rows, given: Any) -> Int32Array:
@@ -24,16 +37,56 @@ def running_rows(rows: Rows, given: Any) -> Int32Array:
     return array
 
 
-def check_lens(name: str, rows: Rows, given: Int32Array, lens: Int32Array, most: Any) -> None:
-    """Raise InvalidInputError unless each length is in [computed_len, most] of its row."""
+def check_lens(
+    name: str, rows: Rows, given: Int32Array, lens: Int32Array, most: int | None
+) -> None:
+    """Raise InvalidInputError unless each length is in [computed_len, most] of its row.
+
+    most None: at most the row's allocated_len.
+    """
     if lens.size != given.size:
         raise InvalidInputError(f"{name} must have {given.size} entries, got {lens.size}")
-    low = rows.computed_len[given]
-    bad = np.flatnonzero((lens < low) | (lens > most))
-    if bad.size:
-        b = int(bad[0])
-        high = most if np.ndim(most) == 0 else most[b]
-        raise InvalidInputError(f"{name}[{b}] must be in [{low[b]}, {high}], got {lens[b]}")
+    bad = first_bad_len(rows.state, given, lens, -1 if most is None else most, most is None)
+    if bad >= 0:
+        row = given[bad]
+        high = rows.allocated_len[row] if most is None else most
+        raise InvalidInputError(
+            f"{name}[{bad}] must be in [{rows.computed_len[row]}, {high}], got {lens[bad]}"
+        )
+
+
+@compiled
+def fill_requests(
+    state: Int32Array,
+    receipts: Int64Array,
+    rows: Int32Array,
+    starts: Int64Array,
+    lens: Int64Array,
+    hint_indptr: Int64Array,
+    page_size: int,
+    bigram: bool,
+    keeps_branches: bool,
+    requests: Int64Array,
+) -> int:
+    """Fill the requests of an insert; return the first whose key is shorter than its computed tokens, or -1.
+
+    `hint_indptr` is [n + 1], or empty where hints have no use.
+    """
+    for b in range(rows.shape[0]):
+        r = rows[b]
+        computed = state[COMPUTED, r]
+        if lens[b] < computed:
+            return b
+        requests[b, i.AT] = starts[b]
+        requests[b, i.KEY_LEN] = lens[b]
+        requests[b, i.INSERT_END] = key_end(computed, page_size, bigram) // page_size
+        requests[b, i.FRONTIER] = state[FRONTIER, r] // page_size
+        requests[b, i.BRANCH_AT] = state[BRANCH, r] if keeps_branches else -1
+        requests[b, i.RECEIPT] = receipts[r]
+        requests[b, i.HINT_FROM] = hint_indptr[b] if hint_indptr.shape[0] > 0 else 0
+        requests[b, i.HINT_TO] = hint_indptr[b + 1] if hint_indptr.shape[0] > 0 else 0
+        requests[b, i.MATCHED_END] = 0
+    return -1
 
 
 def insert_requests(
@@ -53,28 +106,31 @@ def insert_requests(
     check_type("keys", keys, KeyBatch)
     if len(keys) != given.size:
         raise InvalidInputError(f"keys must have {given.size} entries, got {len(keys)}")
-    computed = rows.computed_len[given]
-    short = np.flatnonzero(keys.lens < computed)
-    if short.size:
-        b = int(short[0])
-        raise InvalidInputError(
-            f"keys[{b}] must have at least computed_len ({computed[b]}) tokens, got {keys.lens[b]}"
-        )
-    requests = np.zeros((given.size, i.NUM_REQUEST), np.int64)
+    indptr = _NO_HINTS
     if hints is not None:
         check_type("hints", hints, Ragged)
         if len(hints) != given.size:
             raise InvalidInputError(f"hints must have {given.size} entries, got {len(hints)}")
         if config.keeps_hints:
-            requests[:, i.HINT_FROM] = hints.indptr[:-1]
-            requests[:, i.HINT_TO] = hints.indptr[1:]
-    units = np.maximum(computed - 1, 0) if config.bigram else computed
-    requests[:, i.AT] = keys.starts
-    requests[:, i.KEY_LEN] = keys.lens
-    requests[:, i.INSERT_END] = units // config.page_size
-    requests[:, i.FRONTIER] = rows.frontier[given] // config.page_size
-    requests[:, i.BRANCH_AT] = rows.branch_len[given] if config.keeps_branches else -1
-    requests[:, i.RECEIPT] = rows.receipts[given]
+            indptr = hints.indptr
+    requests = np.empty((given.size, i.NUM_REQUEST), np.int64)
+    b = fill_requests(
+        rows.state,
+        rows.receipts,
+        given,
+        keys.starts,
+        keys.lens,
+        indptr,
+        config.page_size,
+        config.bigram,
+        config.keeps_branches,
+        requests,
+    )
+    if b >= 0:
+        raise InvalidInputError(
+            f"keys[{b}] must have at least computed_len ({rows.computed_len[given[b]]}) tokens, "
+            f"got {keys.lens[b]}"
+        )
     b, token = tree.first_bad_key(keys.tokens, requests)
     if b >= 0:
         raise InvalidInputError(

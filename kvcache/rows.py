@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from kvcache.compiled import compiled
 from kvcache.config import CacheConfig
+from kvcache.tree.insert import INSERT_END, MATCHED_END
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -52,8 +53,7 @@ class Rows:
 
     def give_back(self, rows: Int32Array) -> None:
         """Free rows: all their state becomes 0."""
-        self.state[:, rows] = 0
-        self._free[self.num_free : self.num_free + rows.size] = rows
+        clear_rows(self.state, self._free, self.num_free, rows)
         self.num_free += rows.size
 
 
@@ -72,6 +72,91 @@ def first_bad_row(state: Int32Array, rows: Int32Array) -> int:
     for i in range(seen):
         state[MARK, rows[i]] = 0
     return bad
+
+
+@compiled
+def first_bad_len(
+    state: Int32Array, rows: Int32Array, lens: Int32Array, most: int, allocated: bool
+) -> int:
+    """Return the index of the first length outside [COMPUTED, most], or -1; `allocated`: most = ALLOCATED."""
+    for i in range(rows.shape[0]):
+        high = state[ALLOCATED, rows[i]] if allocated else most
+        if lens[i] < state[COMPUTED, rows[i]] or lens[i] > high:
+            return i
+    return -1
+
+
+@compiled
+def first_long(lens: Int32Array, index: Int64Array, most: int) -> int:
+    """Return the first of `index` whose length is above `most`, or -1."""
+    for i in range(index.shape[0]):
+        if lens[index[i]] > most:
+            return index[i]
+    return -1
+
+
+@compiled
+def start_rows(
+    state: Int32Array,
+    receipts: Int64Array,
+    handles: Int64Array,
+    rows: Int32Array,
+    reuse: Int32Array,
+    branch: Int32Array,
+    index: Int64Array,
+    new_receipts: Int64Array,
+    new_handles: Int64Array,
+) -> None:
+    """Fill the state of rows that were just taken; request i is entry `index[i]` of a match."""
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        b = index[i]
+        state[COMPUTED, r] = reuse[b]
+        state[ALLOCATED, r] = reuse[b]
+        state[OWNED, r] = reuse[b]
+        state[FRONTIER, r] = 0
+        state[BRANCH, r] = branch[b]
+        state[SWA_HELD, r] = 1
+        state[ACTIVE, r] = 1
+        receipts[r] = new_receipts[i]
+        handles[r] = new_handles[b]
+
+
+@compiled
+def clear_rows(state: Int32Array, free: Int32Array, num_free: int, rows: Int32Array) -> None:
+    """Zero the state of rows and put them on the free stack."""
+    for i in range(rows.shape[0]):
+        for field in range(state.shape[0]):
+            state[field, rows[i]] = 0
+        free[num_free + i] = rows[i]
+
+
+@compiled
+def note_inserted(
+    state: Int32Array,
+    rows: Int32Array,
+    requests: Int64Array,
+    page_size: int,
+    owned: Int32Array,
+    matched: Int32Array,
+    moved: Int32Array,
+) -> int:
+    """Move OWNED to what an insert reached; `requests` as of tree/insert.py.
+
+    Fills `owned` and `matched` (tokens) and `moved`, the rows whose OWNED grew; returns how many those are.
+    """
+    num = 0
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        end = requests[i, INSERT_END] * page_size
+        if end > state[OWNED, r]:
+            state[OWNED, r] = end
+            state[SWA_HELD, r] = 1
+            moved[num] = r
+            num += 1
+        owned[i] = state[OWNED, r]
+        matched[i] = requests[i, MATCHED_END] * page_size
+    return num
 
 
 @compiled
@@ -186,8 +271,15 @@ def slide_rows(
 
 
 @compiled
-def own_pages(state: Int32Array, rows: Int32Array, page_size: int, tails: Int32Array) -> None:
-    """Fill tails [n, 4]: (row, first own page, first own page with SWA, end) of each row."""
+def own_pages(
+    state: Int32Array,
+    receipts: Int64Array,
+    rows: Int32Array,
+    page_size: int,
+    tails: Int32Array,
+    held: Int64Array,
+) -> None:
+    """Fill tails [n, 4]: (row, first own page, first own page with SWA, end), and `held`, the receipts."""
     for i in range(rows.shape[0]):
         r = rows[i]
         first = state[OWNED, r] // page_size
@@ -196,3 +288,4 @@ def own_pages(state: Int32Array, rows: Int32Array, page_size: int, tails: Int32A
         tails[i, 1] = first
         tails[i, 2] = min(max(first, state[FRONTIER, r] // page_size), end)
         tails[i, 3] = end
+        held[i] = receipts[r]

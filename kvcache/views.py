@@ -12,7 +12,7 @@ from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 from kvcache.requests import check_lens, running_rows
 from kvcache.rows import ALLOCATED, COMPUTED, Int32Array
-from kvcache.view_buffers import IndexBuffers, TableBuffers, table_columns
+from kvcache.view_buffers import IndexBuffers, TableBuffers, most_entries, table_columns
 
 if TYPE_CHECKING:
     from kvcache.core import CacheCore
@@ -164,7 +164,7 @@ class Views:
         rows = running_rows(state, rows)
         if lens is not None:
             lens = as_int_array("lens", lens, dtype=np.int32)
-            check_lens("lens", state, rows, lens, state.allocated_len[rows])
+            check_lens("lens", state, rows, lens, None)
         return rows, lens
 
     def _table(self, name: str, rows: Any, lens: Any, window: int) -> PageTable:
@@ -186,15 +186,17 @@ class Views:
         if dtype not in (torch.int32, torch.int64):
             raise InvalidInputError(f"dtype must be torch.int32 or torch.int64, got {dtype}")
         plane = self._cache._plane
+        most = self._max_slots if name.endswith("slots") else None
+        if most is None:
+            most = most_entries(plane.config, unit)
+        total, widest = count_entries(self._cache.rows.state, rows, lens, window, unit)
+        if total > most:
+            raise InvalidInputError(
+                f"rows must have at most {most} entries (max_slots), got {total}"
+            )
         out = self._lists.get((name, dtype))
         if out is None:
-            capacity = self._max_slots if name.endswith("slots") else None
-            out = self._lists[name, dtype] = IndexBuffers(plane, unit, window, capacity, dtype)
-        total, widest = count_entries(self._cache.rows.state, rows, lens, window, unit)
-        if total > out.indices.shape[0]:
-            raise InvalidInputError(
-                f"rows must have at most {out.indices.shape[0]} entries (max_slots), got {total}"
-            )
+            out = self._lists[name, dtype] = IndexBuffers(plane, unit, window, most, dtype)
         n = rows.size
         out.fill(plane.place_rows(rows, lens), n, int(widest))
         return PageIndices(

@@ -12,6 +12,7 @@ from model_scenarios import PAGE_SIZE
 import kvcache.data_plane
 import kvcache.manager
 import kvcache.rows
+import kvcache.view_buffers
 from kvcache import CacheConfig, KVCacheManager
 from kvcache.data_plane import DataPlane
 from kvcache.kernels import layout
@@ -144,6 +145,17 @@ def _swa_lock_released_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVCacheManager, "admit", released)
 
 
+def _swa_view_one_token_short(patch: pytest.MonkeyPatch) -> None:
+    """The page table of the window leaves out the oldest token that the next query reads."""
+    twin = kvcache.view_buffers.fill_table_twin
+
+    def shorter(*args: Any) -> None:
+        *front, window = args
+        twin(*front, window - 1 if window else 0)
+
+    patch.setattr(kvcache.view_buffers, "fill_table_twin", shorter)
+
+
 MUTANTS = {
     "frontier_one_page_far": Mutant(_frontier_one_page_far, "long_decode"),
     "kept_windows_one_page_short": Mutant(_kept_windows_one_page_short, "branching"),
@@ -153,5 +165,6 @@ MUTANTS = {
     "duplicates_not_repointed": Mutant(_duplicates_not_repointed, "same_prefix_at_once"),
     "namespaces_ignored": Mutant(_namespaces_ignored, "adapters"),
     "commits_what_is_allocated": Mutant(_commits_what_is_allocated, "rejected_drafts"),
+    "swa_view_one_token_short": Mutant(_swa_view_one_token_short, "long_decode"),
     "swa_lock_released_at_once": Mutant(_swa_lock_released_at_once, "eviction_beside_a_reader"),
 }

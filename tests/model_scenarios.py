@@ -90,6 +90,22 @@ def adoption() -> Setting:
     return s
 
 
+def checkpoints() -> Setting:
+    """Hints and periodic checkpoints keep windows inside one commit; requests fork at each."""
+    s = Setting(config(policy="hints,every=10"), chunk=64)
+    trunk = document(6, 44)
+    s.serve(trunk, hints=[26, 27])
+    # every 10, floored: 8, 20, 28, 40; hints: 24; the end: 44
+    for fork, reuse in ((11, 8), (22, 20), (27, 24), (31, 28), (39, 28), (42, 40)):
+        request = s.submit(trunk[:fork] + document(70 + fork, 5), 2)
+        s.engine.admit()
+        s.found(f"reused at a fork at {fork}", s.engine.computed(request), reuse)
+        s.engine.prefill([request], [len(request.tokens)])
+        # handing nothing over leaves the trunk's windows as they are
+        s.engine.abort([request])
+    return s
+
+
 def same_prefix_at_once() -> Setting:
     """Two requests compute the same prompt side by side; the second's copy is freed, its row repointed."""
     s = Setting(config(), chunk=64)
@@ -214,6 +230,7 @@ SCENARIOS = {
     "long_decode": long_decode,
     "branching": branching,
     "adoption": adoption,
+    "checkpoints": checkpoints,
     "same_prefix_at_once": same_prefix_at_once,
     "rejected_drafts": rejected_drafts,
     "retraction": retraction,

@@ -27,7 +27,9 @@ from kvcache import (
     StaleMatchError,
 )
 from kvcache.checkpoints import Branch
+from kvcache.decode_step import DecodeStep
 from kvcache.errors import ReceiptError
+from kvcache.views import Views
 
 FULL_PAGES, SWA_PAGES, MAX_LEN = 48, 40, 60
 
@@ -86,6 +88,8 @@ class World:
         # token slots on the device
         self.one, self.two = (torch.zeros(n, dtype=torch.int64, device=device) for n in (1, 2))
         self.floats, self.int32 = self.one.float(), self.one.int()
+        self.decode = DecodeStep(self.m, views=("token_slots",), num_lanes=3, max_slots=80)
+        self.few_slots = Views(self.m, max_slots=40)
         # recency that waits
         self.found = self.m.match(pack(tokens(2, 30), tokens(1, 14), tokens(5, 14)))
         assert self.found.reuse_len.max() > 0
@@ -133,6 +137,9 @@ WITH_ROWS: dict[str, Callable[[World, Any], Any]] = {
     "finish": lambda w, rows: w.m.finish(rows, pack(*[w.key] * len(rows))),
     "retract": lambda w, rows: w.m.retract(rows, pack(*[w.key] * len(rows))),
     "abort": lambda w, rows: w.m.abort(rows),
+    "swa_page_table": lambda w, rows: w.m.swa_page_table(rows),
+    "swa_indices": lambda w, rows: w.m.swa_indices(rows),
+    "decode step": lambda w, rows: run_decode_step(w.decode, rows),
 }
 BAD_ROWS: dict[str, tuple[Callable[[World], Any], str]] = {
     "floats": (lambda w: [float(w.row)], "rows must hold integers, got float64"),
@@ -265,6 +272,45 @@ refused(
     r"lens\[1\] must be in \[37, 37\], got 38",
 )
 
+refused(
+    "decode step: a row at max_len",
+    lambda w: run_decode_step(w.decode, [w.row, w.full]),
+    r"rows\[1\] must stay within max_len \(60\)",
+)
+refused(
+    "decode step: too many rows",
+    lambda w: run_decode_step(w.decode, [w.row, w.other, w.in_namespace, w.full]),
+    r"rows must be at most num_lanes \(3\), got 4",
+)
+refused(
+    "decode step: too many slots",
+    lambda w: run_decode_step(w.decode, [w.row, w.other, w.in_namespace]),
+    "rows must list at most 80 entries",
+)
+refused("decode step: an unknown view", lambda w: DecodeStep(w.m, ("table",)), "views must be of")
+refused("decode step: no lane", lambda w: DecodeStep(w.m, num_lanes=0), "num_lanes must be in")
+for _view in ("swa_page_table", "swa_indices"):
+    refused(
+        f"{_view}: fewer lengths",
+        lambda w, v=_view: getattr(w.m, v)([w.row, w.other], [35]),
+        "lens must have 2",
+    )
+    refused(
+        f"{_view}: below computed",
+        lambda w, v=_view: getattr(w.m, v)([w.row, w.other], [35, 36]),
+        r"lens\[1\] must be in \[37, 37\], got 36",
+    )
+refused(
+    "token_slots: floats",
+    lambda w: w.m.views.token_slots([w.row], dtype=torch.float32),
+    "dtype must be torch.int32 or torch.int64, got torch.float32",
+)
+refused(
+    "token_slots: too many",
+    lambda w: w.few_slots.token_slots([w.row, w.other]),
+    r"rows must have at most 40 entries \(max_slots\), got 72",
+)
+
 # -- keys and hints --------------------------------------------------------------------------------
 
 WITH_KEYS: dict[str, Callable[..., Any]] = {
@@ -300,6 +346,10 @@ BAD_KEYS: dict[str, tuple[Callable[[World], tuple[Any, ...]], str]] = {
     ),
     "a token of 2^31": (
         lambda w: (pack(w.key, changed(w.other_key, 34, 2**31)),),
+        r"keys\[1\] must .* hold tokens in \[0, 2\^31\)",
+    ),
+    "2^31 among zeros": (
+        lambda w: (pack(w.key, [*w.other_key[:32], 0, 2**31, *[0] * 6]),),
         r"keys\[1\] must .* hold tokens in \[0, 2\^31\)",
     ),
     "a token that wraps into the prefix": (
@@ -412,7 +462,7 @@ def _changes_state(call: Callable[[World], Any]) -> bool:
 # -- lack of pages: some could be evicted, too few -------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["extend", "step"])
+@pytest.mark.parametrize("call", ["extend", "step", "decode step"])
 @pytest.mark.parametrize(
     ("full_pages", "swa_pages", "message"),
     [(20, 40, "Full pages needed"), (40, 20, "SWA pages needed"), (20, 20, "pages needed")],
@@ -438,19 +488,26 @@ def test_a_lack_of_pages_changes_nothing(
         keys = [tokens(i, 5)[::-1] for i in range(1, 5)]
         rows = started(m, [[i, *key] for i, key in enumerate(keys)], length=4)
         filler = started(m, [[500 + i] for i in range(14)], length=4)
-        capacity = m.capacity()
-        spare = min(capacity.full_pages, capacity.swa_pages)
-        assert m.stats().tree_full_pages == 2
-        assert spare == 2
+        decode = DecodeStep(m, views=())
+        calls: dict[str, Callable[[Any], None]] = {
+            "extend": lambda some: m.extend(some, [5] * len(some)),
+            "step": m.step,
+            "decode step": lambda some: run_decode_step(decode, some),
+        }
+        # recency that waits
+        assert m.match(pack(tokens(9, 8))).reuse_len.tolist() == [8]
         # each of the four rows needs a page; two could be had by eviction
-        if call == "step":
-            unchanged(m, lambda: m.step(rows), CapacityError, message)
-            m.step(rows[:2])
-        else:
-            unchanged(m, lambda: m.extend(rows, [5] * 4), CapacityError, message)
-            m.extend(rows[:2], [8] * 2)
+        assert min(m.capacity()[1:]) == m.stats().tree_full_pages == 2
+        unchanged(m, lambda: calls[call](rows), CapacityError, message)
+        calls[call](rows[:2])
         assert m.stats().evicted_full_pages == 2
         m.abort(filler)
+
+
+def run_decode_step(decode: DecodeStep, rows: Any) -> None:
+    with decode.running(rows):
+        decode.before_forward()
+        decode.after_forward()
 
 
 def started(m: KVCacheManager, keys: list[list[int]], length: int | None = None) -> Any:
@@ -508,9 +565,12 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     "evict": lambda w: w.m.evict(1),
     "flush": lambda w: w.m.flush(),
     "translate": lambda w: w.m.translate(w.one),
-    "swa_page_table": lambda w: w.m.swa_page_table([w.row]),
-    "swa_indices": lambda w: w.m.swa_indices([w.row]),
+    "views.page_table": lambda w: w.m.views.page_table([w.row]),
+    "decode step, made": lambda w: DecodeStep(w.m),
+    "decode step, warmed up": lambda w: w.decode.warm_up(),
 }
+# of what belongs to a manager, not its methods
+CLOSED_PARTS = {"views.page_table", "decode step", "decode step, made", "decode step, warmed up"}
 
 
 @pytest.fixture(scope="module")
@@ -530,7 +590,7 @@ def test_a_closed_manager_refuses(call: str, closed: World) -> None:
 
 def test_every_call_is_refused_when_closed() -> None:
     public = {n for n in dir(KVCacheManager) if not n.startswith("_")} - {"close"}
-    assert public == {call.removesuffix(" to lens") for call in CLOSED}
+    assert public == {call.removesuffix(" to lens") for call in CLOSED} - CLOSED_PARTS
 
 
 def test_closing_again_changes_nothing(closed: World) -> None:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from model_harness import EXAMPLES, TOLERANCE, Setting, Storm, hybrid_model, serve
+from model_harness import EXAMPLES, TOLERANCE, CapturedDecode, Setting, hybrid_model, serve
 from model_mutants import MUTANTS
 from model_scenarios import SCENARIOS, config, document, draft_layer
+from model_storm import Storm
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,6 +96,21 @@ def test_random_schedules_give_the_logits_of_the_model_without_a_cache(
     wanted |= {"drafts", "accepted"} if case.speculative else set()
     wanted |= {"evicted SWA"} if case.window else set()
     assert wanted <= happened
+
+
+@pytest.mark.parametrize(
+    ("seed", "page_size", "window", "bigram"),
+    [(20, 4, 6, False), (21, 1, 5, True), (22, 4, None, False)],
+)
+def test_captured_decode_steps_give_the_logits_of_the_model_without_a_cache(
+    seed: int, page_size: int, window: int | None, bigram: bool
+) -> None:
+    s = Setting(config(page_size, window, full=200, swa=120, bigram=bigram, max_len=64), adapters=2)
+    storm = Storm(s, seed, most=56, captured=CapturedDecode(s))
+    storm.run(100)
+    s.assert_exact()
+    s.assert_all_pages_come_back()
+    assert storm.counts["captured"] > 5
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -63,6 +63,18 @@ COSTS = {
     "flush": Cost("apply", uploads=1, views=3),
     "drop_namespace": Cost("apply", uploads=1, views=3),
     "translate": Cost("translate"),
+    "swa_page_table, same rows": Cost("fill_table", views=3),
+    "swa_page_table, other rows": Cost("fill_table", uploads=1, views=4),
+    "swa_page_table, to given lengths": Cost("fill_table", uploads=1, views=8),
+    "swa_indices": Cost("fill_indices", views=4),
+    "views.page_table": Cost("fill_table", views=3),
+    "views.full_indices": Cost("fill_indices", views=4),
+    "views.token_slots": Cost("fill_indices", views=4),
+    "views.swa_token_slots": Cost("fill_indices", views=4),
+    "decode step with two views, same rows": Cost("decode_slide decode_step fill_table fill_table"),
+    "decode step with two views, other rows": Cost(
+        "decode_slide decode_step fill_table fill_table", uploads=1, views=1
+    ),
 }
 
 
@@ -121,8 +133,9 @@ def plant_in(call: str) -> str:
         "flush": "kvcache.data_plane.DataPlane.apply",
         "drop_namespace": "kvcache.tree.radix_tree.RadixTree.drop_root",
         "translate": "kvcache.core.translate",
+        "decode step with two views": "kvcache.core.CacheCore._make_room",
     }
-    return places[call.split(",")[0]]
+    return places.get(call.split(",")[0], "kvcache.views.running_rows")
 
 
 WAITS: list[Callable[[torch.Tensor], Any]] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
 from kvcache.replay.counters import ReplayResult
 from kvcache.replay.engine import Engine
+from kvcache.replay.readers import read_trace
 from kvcache.replay.trace import Trace
 from kvcache.replay.warmup import warm_up
 from kvcache.replay.workloads import WORKLOADS, WorkloadSizes, make_workload
@@ -187,6 +190,15 @@ class TestHoldingBack:
         rush, _ = replay(trace, config(hold_back=False, chunk=0, running=10))
         assert rush.reused_tokens == 0
 
+    def test_it_waits_no_longer_than_until_the_prefix_is_there(self) -> None:
+        """Request 0 is past the 100 shared tokens at 128: the step of its last 32 has room for more.
+
+        No window stands at 100, so request 1 starts at the end of the first chunk.
+        """
+        trace = make_workload("shared-prompt", sizes(requests=2, system_len=100, question_len=60))
+        _, manager = replay(trace, config("none", chunk=64))
+        assert manager.chunks[:3] == [[(0, 64)], [(64, 128)], [(128, 160), (64, 96)]]
+
     def test_requests_that_share_nothing_do_not_wait(self) -> None:
         trace = make_workload("shared-prompt", sizes(requests=4, system_len=0, question_len=60))
         _, manager = replay(trace, config(chunk=0))
@@ -320,6 +332,18 @@ class TestBound:
         assert result.reused_tokens == result.full_hit_tokens == expected
         assert result.leaked_pages == 0
         assert timeline.reused_tokens[-1] <= expected
+
+    @pytest.mark.parametrize(("length", "reused"), [(1024, 960), (1025, 1024), (64, 0)])
+    def test_the_last_token_of_a_prompt_is_always_computed(
+        self, tmp_path: Path, length: int, reused: int
+    ) -> None:
+        record = {"timestamp": 0, "input_length": length, "output_length": 70}
+        line = json.dumps({**record, "hash_ids": list(range(-(-length // 512)))})
+        (tmp_path / "t").write_text(f"{line}\n{line}\n")
+        trace = read_trace(tmp_path / "t")
+        assert replay_bound(trace, page_size=64)[0].reused_tokens == reused
+        engine = EngineConfig(window=64, running=1, checkpoints=parse_checkpoints("every=64"))
+        assert replay(trace, engine)[0].reused_tokens == reused
 
     @pytest.mark.parametrize("workload", WORKLOADS)
     def test_no_policy_beats_it_one_request_at_a_time(self, workload: str) -> None:

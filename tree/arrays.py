@@ -20,6 +20,7 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | HASH       | 32-bit hash of the first page (and of HEAD)      | a hint only: tokens decide             |
 | GEN        | counts up when the record means something else   | (node, GEN) names one prefix for ever  |
 | HEAD       | bigram keys: first token of the first unit       | used at DEPTH 0; -1 elsewhere          |
+| CHANGED    | 1: the log of changes has the record (changes.py) | 0 everywhere while there is no log    |
 
 A spare record has SWA_LOCKS = SPARE. A run of free slots uses a record too (SWA_LOCKS = RUN): START and
 PAGES are the run, FULL_PREV and FULL_NEXT link runs of one size class. Nodes and runs cover disjoint slots,
@@ -69,14 +70,15 @@ RUN = -2
     HASH,
     GEN,
     HEAD,
-) = range(15)
-NUM_FIELDS = 15
+    CHANGED,
+) = range(16)
+NUM_FIELDS = 16
 
 TAG, NODE = 0, 1
 
 LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
 
-# `meta`, int64 [NUM_META]: scalars that compiled functions read and write
+# `meta`, int64 [NUM_META + log]: scalars that compiled functions read and write, then the log of changes
 (
     M_PAGE_SIZE,  # tokens per page
     M_KEEP_PAGES,  # pages of a window, 0 without an SWA pool
@@ -93,9 +95,12 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_SWA_LOCKED,  # live pages of nodes with SWA_LOCKS > 0
     M_LOCKS_FREE,  # entries of the stack of free locks
     M_TOUCHES,  # matches whose recency waits for the next call that changes the tree
+    M_LOG_ROOM,  # entries that the log of changes can hold, 0 = there is no log
+    M_LOG_LEN,  # entries of the log; they begin at NUM_META
+    M_LOG_LOST,  # bits LOST_*: what the log does not tell (changes.py)
     M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
     M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
-) = range(17)
+) = range(20)
 NUM_RUN_CLASSES = 31
 NUM_META = M_RUN_HEAD + NUM_RUN_CLASSES
 

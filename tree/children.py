@@ -26,11 +26,13 @@ from kvcache.tree.arrays import (
     Int64Array,
     TokenArray,
 )
+from kvcache.tree.changes import note_slot, note_table
 from kvcache.tree.tokens import matching_tokens
 
-_NUM_WEIGHTS = 4096
-_WEIGHTS = (
-    np.random.default_rng(12345).integers(1, 2**32, _NUM_WEIGHTS, dtype=np.uint64) | np.uint64(1)
+# weights of tokens in `page_hash`; the token at i has weight i modulo their number
+NUM_WEIGHTS = 4096
+WEIGHTS = (
+    np.random.default_rng(12345).integers(1, 2**32, NUM_WEIGHTS, dtype=np.uint64) | np.uint64(1)
 ).astype(np.uint32)
 
 
@@ -40,7 +42,7 @@ def page_hash(tokens: TokenArray, start: int, page_size: int) -> int:
     x = tokens[start : start + page_size]
     total = np.uint64(0)
     for i in range(page_size):
-        total += np.uint64(np.uint32(x[i])) * np.uint64(_WEIGHTS[i & (_NUM_WEIGHTS - 1)])
+        total += np.uint64(np.uint32(x[i])) * np.uint64(WEIGHTS[i & (NUM_WEIGHTS - 1)])
     return np.int32(np.uint32((total ^ (total >> np.uint64(32))) & np.uint64(0xFFFFFFFF)))
 
 
@@ -64,13 +66,15 @@ def child_tag(parent: int, first_page_hash: int) -> int:
 
 
 @compiled
-def file_child(table: Int32Array, mask: int, tag: int, node: int) -> None:
+def file_child(meta: Int64Array, table: Int32Array, tag: int, node: int) -> None:
     """Enter `node` under `tag`."""
+    mask = meta[M_TABLE_MASK]
     i = np.int64(np.uint32(tag)) & mask
     while table[i, NODE] != 0:
         i = (i + 1) & mask
     table[i, TAG] = tag
     table[i, NODE] = node
+    note_slot(meta, i)
 
 
 @compiled
@@ -83,11 +87,13 @@ def slot_of_child(table: Int32Array, mask: int, tag: int, node: int) -> int:
 
 
 @compiled
-def unfile_slot(table: Int32Array, mask: int, i: int) -> None:
+def unfile_slot(meta: Int64Array, table: Int32Array, i: int) -> None:
     """Empty table slot `i` and close the gap, so that probing needs no tombstones."""
+    mask = meta[M_TABLE_MASK]
     j = i
     while True:
         table[i, NODE] = 0
+        note_slot(meta, i)
         while True:
             j = (j + 1) & mask
             if table[j, NODE] == 0:
@@ -104,11 +110,11 @@ def unfile_slot(table: Int32Array, mask: int, i: int) -> None:
 @compiled
 def refile_all(nodes: Int32Array, meta: Int64Array, table: Int32Array) -> None:
     """Fill an empty `table` with every node but the roots."""
-    mask = table.shape[0] - 1
-    meta[M_TABLE_MASK] = mask
+    meta[M_TABLE_MASK] = table.shape[0] - 1
+    note_table(meta)
     for n in range(1, meta[M_BUMP]):
         if nodes[SWA_LOCKS, n] >= 0 and nodes[PARENT, n] != 0:
-            file_child(table, mask, child_tag(nodes[PARENT, n], nodes[HASH, n]), n)
+            file_child(meta, table, child_tag(nodes[PARENT, n], nodes[HASH, n]), n)
 
 
 @compiled

@@ -29,6 +29,7 @@ from kvcache.tree.arrays import (
     Int32Array,
     Int64Array,
 )
+from kvcache.tree.changes import note_node, note_slot
 from kvcache.tree.children import (
     child_tag,
     file_child,
@@ -57,6 +58,7 @@ def new_node(
     nodes[FULL_PREV, n] = OUT
     nodes[SWA_PREV, n] = OUT
     nodes[HEAD, n] = head
+    note_node(nodes, meta, n)
     return n
 
 
@@ -68,7 +70,7 @@ def file_node(
     first = first_page_hash_of(nodes, meta, slab, n)
     nodes[HASH, n] = first
     parent = nodes[PARENT, n]
-    file_child(table, meta[M_TABLE_MASK], child_tag(parent, first), n)
+    file_child(meta, table, child_tag(parent, first), n)
     nodes[CHILDREN, parent] += 1
     meta[M_NODES] += 1
     meta[M_FULL_PAGES] += nodes[PAGES, n]
@@ -87,7 +89,10 @@ def split(
     nodes[SWA_LOCKS, upper] = nodes[SWA_LOCKS, n]
     nodes[LIVE, upper] = nodes[LIVE, n]
     nodes[HASH, upper] = nodes[HASH, n]
-    table[slot_of_child(table, mask, child_tag(parent, nodes[HASH, n]), n), NODE] = upper
+    i = slot_of_child(table, mask, child_tag(parent, nodes[HASH, n]), n)
+    table[i, NODE] = upper
+    note_slot(meta, i)
+    note_node(nodes, meta, n)
 
     nodes[PARENT, n] = upper
     nodes[START, n] += pages
@@ -96,7 +101,7 @@ def split(
     nodes[HEAD, n] = -1
     first = first_page_hash_of(nodes, meta, slab, n)
     nodes[HASH, n] = first
-    file_child(table, mask, child_tag(upper, first), n)
+    file_child(meta, table, child_tag(upper, first), n)
     meta[M_NODES] += 1
     if nodes[FULL_PREV, n] != OUT:
         push_full(nodes, upper, nodes[FULL_PREV, n])
@@ -131,11 +136,12 @@ def remove_tail(
     if left > 0:
         nodes[PAGES, n] = left
         nodes[GEN, n] += 1
+        note_node(nodes, meta, n)
     else:
         mask = meta[M_TABLE_MASK]
         parent = nodes[PARENT, n]
         tag = child_tag(parent, nodes[HASH, n])
-        unfile_slot(table, mask, slot_of_child(table, mask, tag, n))
+        unfile_slot(meta, table, slot_of_child(table, mask, tag, n))
         nodes[CHILDREN, parent] -= 1
         unlink_full(nodes, n)
         unlink_swa(nodes, n)
@@ -148,6 +154,7 @@ def remove_tail(
 def make_live(nodes: Int32Array, meta: Int64Array, n: int) -> None:
     """Turn the tombstone `n` live, as the most recent of the SWA list unless it is locked."""
     nodes[LIVE, n] = 1
+    note_node(nodes, meta, n)
     meta[M_SWA_PAGES] += nodes[PAGES, n]
     if nodes[SWA_LOCKS, n] == 0:
         push_swa(nodes, n, 0)
@@ -159,5 +166,6 @@ def make_live(nodes: Int32Array, meta: Int64Array, n: int) -> None:
 def make_tombstone(nodes: Int32Array, meta: Int64Array, n: int) -> None:
     """Turn the live node `n`, whose SWA is not locked, into a tombstone."""
     nodes[LIVE, n] = 0
+    note_node(nodes, meta, n)
     meta[M_SWA_PAGES] -= nodes[PAGES, n]
     unlink_swa(nodes, n)

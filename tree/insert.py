@@ -31,6 +31,7 @@ from kvcache.tree.arrays import (
     Int64Array,
     TokenArray,
 )
+from kvcache.tree.changes import note_tokens
 from kvcache.tree.children import find_child
 from kvcache.tree.edges import file_node, make_live, new_node, split
 from kvcache.tree.lock import lock_full, lock_swa, unlock_swa
@@ -101,6 +102,18 @@ def first_bad_key(
                 return b, 0
             x = np.int64(nodes[PARENT, x])
     return -1, -1
+
+
+@compiled
+def insert_size(locks: Int32Array, requests: Int64Array) -> tuple[int, int]:
+    """Return (pages that the requests insert at most, most of one request)."""
+    pages = 0
+    widest = 0
+    for b in range(requests.shape[0]):
+        grown = requests[b, INSERT_END] - locks[LOCK_END, requests[b, RECEIPT] & 0xFFFFFFFF]
+        pages += max(grown, 0)
+        widest = max(widest, grown)
+    return pages, widest
 
 
 @compiled
@@ -179,6 +192,7 @@ def _append(
         while page < stop:
             start, got = take_slots(nodes, meta, slab, stop - page)
             copy_tokens(slab, start * page_size, keys, at + page * page_size, got * page_size)
+            note_tokens(meta, start, got)
             n = new_node(nodes, meta, node, start, got, page, head if page == 0 else -1)
             file_node(nodes, meta, table, slab, n)
             num = emit(ranges, num, STORE, b, page, start, got)

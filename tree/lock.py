@@ -20,6 +20,7 @@ from kvcache.tree.arrays import (
     M_FULL_LOCKED,
     M_KEEP_PAGES,
     M_LOCKS_FREE,
+    M_PAGE_SIZE,
     M_SWA_LOCKED,
     OUT,
     PAGES,
@@ -30,6 +31,7 @@ from kvcache.tree.arrays import (
     Int64Array,
 )
 from kvcache.tree.edges import node_ending_at
+from kvcache.tree.match import REUSE, REUSE_NODE
 from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
 
 
@@ -117,6 +119,28 @@ def first_bad_receipt(locks: Int32Array, receipts: Int64Array) -> int:
 
 
 @compiled
+def _lock_one(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    locks: Int32Array,
+    free_locks: Int32Array,
+    anchor: int,
+    end: int,
+) -> int:
+    n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
+    lock_full(nodes, meta, n, 0)
+    first = lock_swa(nodes, meta, table, slab, n, end)
+    meta[M_LOCKS_FREE] -= 1
+    k = np.int64(free_locks[meta[M_LOCKS_FREE]])
+    locks[LOCK_NODE, k] = n
+    locks[LOCK_END, k] = end
+    locks[LOCK_SWA, k] = first
+    return (np.int64(locks[LOCK_GEN, k]) << 32) | k
+
+
+@compiled
 def lock(
     nodes: Int32Array,
     meta: Int64Array,
@@ -130,16 +154,30 @@ def lock(
 ) -> None:
     """Lock the first `ends[i]` pages of the path of node `anchors[i]`; write a receipt for each."""
     for i in range(anchors.shape[0]):
-        end = ends[i]
-        n = np.int64(node_ending_at(nodes, meta, table, slab, anchors[i], end))
-        lock_full(nodes, meta, n, 0)
-        first = lock_swa(nodes, meta, table, slab, n, end)
-        meta[M_LOCKS_FREE] -= 1
-        k = np.int64(free_locks[meta[M_LOCKS_FREE]])
-        locks[LOCK_NODE, k] = n
-        locks[LOCK_END, k] = end
-        locks[LOCK_SWA, k] = first
-        receipts[i] = (np.int64(locks[LOCK_GEN, k]) << 32) | k
+        receipts[i] = _lock_one(nodes, meta, table, slab, locks, free_locks, anchors[i], ends[i])
+
+
+@compiled
+def lock_matched(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    locks: Int32Array,
+    free_locks: Int32Array,
+    results: Int32Array,
+    index: Int64Array,
+    receipts: Int64Array,
+) -> int:
+    """Lock the reusable prefix of each request in `index` of a match; return the pages of all of them."""
+    page_size = meta[M_PAGE_SIZE]
+    pages = 0
+    for i in range(index.shape[0]):
+        anchor = np.int64(results[REUSE_NODE, index[i]])
+        end = np.int64(results[REUSE, index[i]]) // page_size
+        receipts[i] = _lock_one(nodes, meta, table, slab, locks, free_locks, anchor, end)
+        pages += end
+    return pages
 
 
 @compiled
@@ -149,8 +187,15 @@ def unlock(
     locks: Int32Array,
     free_locks: Int32Array,
     receipts: Int64Array,
-) -> None:
-    """Release locks, in order. The receipts must have been checked."""
+) -> int:
+    """Release locks, in order.
+
+    Returns:
+        -1, or the index of a bad receipt; then nothing was released.
+    """
+    bad = first_bad_receipt(locks, receipts)
+    if bad >= 0:
+        return bad
     for i in range(receipts.shape[0]):
         k = receipts[i] & 0xFFFFFFFF
         n = np.int64(locks[LOCK_NODE, k])
@@ -161,15 +206,24 @@ def unlock(
         locks[LOCK_GEN, k] += 2
         free_locks[meta[M_LOCKS_FREE]] = k
         meta[M_LOCKS_FREE] += 1
+    return -1
 
 
 @compiled
 def release_swa(
     nodes: Int32Array, meta: Int64Array, locks: Int32Array, receipts: Int64Array
-) -> None:
-    """Release the SWA part of locks early, in order; a second time it changes nothing."""
+) -> int:
+    """Release the SWA part of locks early, in order; a second time it changes nothing.
+
+    Returns:
+        -1, or the index of a bad receipt; then nothing was released.
+    """
+    bad = first_bad_receipt(locks, receipts)
+    if bad >= 0:
+        return bad
     for i in range(receipts.shape[0]):
         k = receipts[i] & 0xFFFFFFFF
         if locks[LOCK_SWA, k] < locks[LOCK_END, k]:
             unlock_swa(nodes, meta, np.int64(locks[LOCK_NODE, k]), locks[LOCK_SWA, k])
             locks[LOCK_SWA, k] = locks[LOCK_END, k]
+    return -1

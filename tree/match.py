@@ -29,6 +29,7 @@ from kvcache.tree.arrays import (
     TokenArray,
 )
 from kvcache.tree.children import find_child
+from kvcache.tree.roots import is_root
 from kvcache.tree.tokens import matching_tokens
 
 # rows of the match result, int32 [NUM_RESULTS, batch]
@@ -177,14 +178,19 @@ def match(
 
 
 @compiled
-def still_holds(nodes: Int32Array, meta: Int64Array, results: Int32Array, index: Int64Array) -> int:
-    """Return the first of `index` whose match no longer holds (its reusable prefix lost a page), or -1."""
+def still_holds(
+    nodes: Int32Array, meta: Int64Array, results: Int32Array, index: Int64Array, handles: Int64Array
+) -> int:
+    """Return the first of `index` whose match no longer holds, or -1.
+
+    It does not if the reusable prefix lost a page or the namespace is gone.
+    """
     page_size = meta[M_PAGE_SIZE]
     keep = meta[M_KEEP_PAGES]
     for i in range(index.shape[0]):
         b = index[i]
         n = np.int64(results[REUSE_NODE, b])
-        if nodes[GEN, n] != results[REUSE_GEN, b]:
+        if nodes[GEN, n] != results[REUSE_GEN, b] or not is_root(nodes, handles[b]):
             return b
         end = np.int64(results[REUSE, b]) // page_size
         if end > 0 and reusable(nodes, keep, n, end)[0] != end:

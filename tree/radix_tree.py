@@ -9,24 +9,29 @@ from kvcache.tree import arrays as a
 from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
 from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
-from kvcache.tree.insert import INSERT_END, RECEIPT, first_bad_key, insert
-from kvcache.tree.lock import first_bad_receipt, lock, release_swa, unlock
+from kvcache.tree.insert import first_bad_key, insert, insert_size
+from kvcache.tree.lock import first_bad_receipt, lock, lock_matched, release_swa, unlock
 from kvcache.tree.match import (
     FULL_GEN,
     FULL_HIT,
     FULL_NODE,
     NUM_RESULTS,
-    ROOT,
-    match,
     still_holds,
 )
 from kvcache.tree.ranges import RANGE_WIDTH
 from kvcache.tree.roots import drop_root, first_bad_handle, new_root
 from kvcache.tree.segments import bind_ranges
-from kvcache.tree.touch import NUM_NOTE, apply_touches, note_touches
+from kvcache.tree.touch import NUM_NOTE, apply_touches, match_and_note, note_touches
 
 _NO_HINTS = np.zeros((NUM_RESULTS, 0), np.int32)
 _FIRST_TABLE = 1 << 10
+
+
+def _require_good(receipts: Int64Array, bad: int) -> None:
+    if bad >= 0:
+        raise ReceiptError(
+            f"receipts[{bad}] must be the receipt of a standing lock, once; got {receipts[bad]}"
+        )
 
 
 class RadixTree:
@@ -110,6 +115,13 @@ class RadixTree:
         rest = (self.table, self.locks, self.free_locks, self.notes, self._ranges, self._kept)
         return records + tokens + self._ends.nbytes + sum(x.nbytes for x in rest)
 
+    def log_changes(self, room: int) -> None:
+        """Keep a log of up to `room` changes from now on, for a copy of the tree (changes.py)."""
+        meta = np.zeros(a.NUM_META + room, np.int64)
+        meta[: a.NUM_META] = self.meta[: a.NUM_META]
+        meta[a.M_LOG_ROOM] = room
+        self.meta = meta
+
     def _room_for_nodes(self, more: int) -> None:
         """Keep the child table at most half full with `more` nodes added."""
         slots = self.table.shape[0]
@@ -172,9 +184,10 @@ class RadixTree:
         With `touch`, what was found becomes the most recent, as of the next call that changes the tree.
         """
         batch = starts.shape[0]
+        if touch:
+            self._room_for_notes(batch)
         results = np.empty((NUM_RESULTS, batch), np.int32)
-        results[ROOT] = handles & 0xFFFFFFFF
-        match(
+        match_and_note(
             self.nodes,
             self.meta,
             self.table,
@@ -182,20 +195,30 @@ class RadixTree:
             keys,
             starts,
             lens,
-            results,
+            handles,
             _NO_HINTS if hints is None else hints,
+            results,
+            self.notes,
+            touch,
         )
-        if touch:
-            if self.meta[a.M_TOUCHES] + batch > self.notes.shape[0]:
-                self._settle()
-                if batch > self.notes.shape[0]:
-                    self.notes = np.zeros((2 * batch, NUM_NOTE), np.int32)
-            note_touches(self.meta, results, self.notes)
         return results
 
-    def still_holds(self, results: Int32Array, index: Int64Array) -> int:
-        """Return the first of `index` whose reusable prefix lost a page since the match, or -1."""
-        return int(still_holds(self.nodes, self.meta, results, index))
+    def touch_matched(self, results: Int32Array) -> None:
+        """Touch what an earlier match found, as far as it still stands; as of the next change of the tree."""
+        holds = self.nodes[a.GEN, results[FULL_NODE]] == results[FULL_GEN]
+        noted = np.where(holds, results, 0).astype(np.int32)
+        self._room_for_notes(results.shape[1])
+        note_touches(self.meta, noted, self.notes)
+
+    def _room_for_notes(self, num: int) -> None:
+        if self.meta[a.M_TOUCHES] + num > self.notes.shape[0]:
+            self._settle()
+            if num > self.notes.shape[0]:
+                self.notes = np.zeros((2 * num, NUM_NOTE), np.int32)
+
+    def still_holds(self, results: Int32Array, index: Int64Array, handles: Int64Array) -> int:
+        """Return the first of `index` whose prefix, or namespace, is not what was matched, or -1."""
+        return int(still_holds(self.nodes, self.meta, results, index, handles))
 
     def _settle(self) -> None:
         """Work off the recency of earlier matches; every call that changes the tree begins with it."""
@@ -227,30 +250,44 @@ class RadixTree:
         )
         return receipts
 
-    def _check_receipts(self, receipts: Int64Array) -> None:
-        bad = first_bad_receipt(self.locks, receipts)
-        if bad >= 0:
-            raise ReceiptError(
-                f"receipts[{bad}] must be the receipt of a standing lock, once; got {receipts[bad]}"
-            )
+    def lock_matched(self, results: Int32Array, index: Int64Array) -> tuple[Int64Array, Int32Array]:
+        """Lock the reusable prefixes of requests `index` of a match, which must still hold.
+
+        Returns:
+            (receipts, BIND ranges for the pages of the prefixes).
+        """
+        self._settle()
+        self._room_for_nodes(2 * index.shape[0])
+        receipts = np.empty(index.shape[0], np.int64)
+        pages = lock_matched(
+            self.nodes,
+            self.meta,
+            self.table,
+            self.tokens,
+            self.locks,
+            self.free_locks,
+            results,
+            index,
+            receipts,
+        )
+        ranges = self._room_for_ranges(pages)
+        return receipts, ranges[: bind_ranges(self.nodes, self.locks, receipts, ranges)]
 
     def unlock(self, receipts: Int64Array) -> None:
         """Release locks; ReceiptError if one is wrong or comes twice, and then none is released."""
-        self._check_receipts(receipts)
-        self._settle()
-        unlock(self.nodes, self.meta, self.locks, self.free_locks, receipts)
+        if self.meta[a.M_TOUCHES]:
+            _require_good(receipts, first_bad_receipt(self.locks, receipts))
+            self._settle()
+        bad = unlock(self.nodes, self.meta, self.locks, self.free_locks, receipts)
+        _require_good(receipts, bad)
 
     def release_swa(self, receipts: Int64Array) -> None:
         """Release the SWA part of locks early; ReceiptError as for `unlock`."""
-        self._check_receipts(receipts)
-        self._settle()
-        release_swa(self.nodes, self.meta, self.locks, receipts)
-
-    def bind_ranges(self, receipts: Int64Array) -> Int32Array:
-        """Return BIND ranges for the pages of the locked prefixes."""
-        pages = int(self.locks[a.LOCK_END, receipts & 0xFFFFFFFF].sum())
-        ranges = self._room_for_ranges(pages + 1)
-        return ranges[: bind_ranges(self.nodes, self.locks, receipts, ranges)]
+        if self.meta[a.M_TOUCHES]:
+            _require_good(receipts, first_bad_receipt(self.locks, receipts))
+            self._settle()
+        bad = release_swa(self.nodes, self.meta, self.locks, receipts)
+        _require_good(receipts, bad)
 
     def prefix_hints(self, receipts: Int64Array) -> Int32Array:
         """Return match results [NUM_RESULTS, n] that serve as hints: the locked prefixes, nothing more."""
@@ -273,10 +310,7 @@ class RadixTree:
     ) -> Int32Array:
         """Insert a batch and move its locks (insert.py); return the ranges to carry out."""
         self._settle()
-        owned = self.locks[a.LOCK_END, requests[:, RECEIPT] & 0xFFFFFFFF]
-        grown = np.maximum(requests[:, INSERT_END] - owned, 0)
-        pages = int(grown.sum())
-        widest = int(grown.max(initial=0))
+        pages, widest = insert_size(self.locks, requests)
         ranges = self._room_for_ranges(2 * pages + 4 * requests.shape[0])
         self._room_for_nodes(min(pages, 4096) + 8 * requests.shape[0])
         if self.table.shape[0] <= self.num_nodes + pages + 8 * requests.shape[0]:

@@ -23,6 +23,7 @@ from kvcache.tree.arrays import (
     Int32Array,
     Int64Array,
 )
+from kvcache.tree.changes import note_node
 from kvcache.tree.evict import cut
 from kvcache.tree.slab import new_record, spare_record
 
@@ -42,19 +43,28 @@ def new_root(nodes: Int32Array, meta: Int64Array) -> int:
     nodes[FULL_PREV, root] = OUT
     nodes[SWA_PREV, root] = OUT
     nodes[HEAD, root] = -1
+    note_node(nodes, meta, root)
     return root
 
 
 @compiled
+def is_root(nodes: Int32Array, handle: int) -> bool:
+    """Return whether `handle` (GEN << 32 | root) is of a standing namespace."""
+    root = handle & 0xFFFFFFFF
+    if handle < 0 or root == 0 or root >= nodes.shape[1]:
+        return False
+    return (
+        nodes[GEN, root] == handle >> 32
+        and nodes[SWA_LOCKS, root] >= 0
+        and nodes[PARENT, root] == 0
+    )
+
+
+@compiled
 def first_bad_handle(nodes: Int32Array, handles: Int64Array) -> int:
-    """Return the first handle (GEN << 32 | root) that is of no standing namespace, or -1."""
+    """Return the first handle that is of no standing namespace, or -1."""
     for i in range(handles.shape[0]):
-        root = handles[i] & 0xFFFFFFFF
-        if handles[i] < 0 or root == 0 or root >= nodes.shape[1]:
-            return i
-        if nodes[GEN, root] != handles[i] >> 32 or nodes[SWA_LOCKS, root] < 0:
-            return i
-        if nodes[PARENT, root] != 0:
+        if not is_root(nodes, handles[i]):
             return i
     return -1
 

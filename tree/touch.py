@@ -9,9 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from kvcache.compiled import compiled
-from kvcache.tree.arrays import M_KEEP_PAGES, M_PAGE_SIZE, M_TOUCHES, Int32Array, Int64Array
+from kvcache.tree.arrays import (
+    M_KEEP_PAGES,
+    M_PAGE_SIZE,
+    M_TOUCHES,
+    Int32Array,
+    Int64Array,
+    TokenArray,
+)
 from kvcache.tree.edges import node_ending_at
-from kvcache.tree.match import FULL_HIT, FULL_NODE, REUSE
+from kvcache.tree.match import FULL_HIT, FULL_NODE, REUSE, ROOT, match
 from kvcache.tree.recency import touch_full, touch_swa
 
 # a note, int32 [NUM_NOTE]: the node in which the hit ends, pages of the Full hit, pages of the reusable part
@@ -31,6 +38,29 @@ def note_touches(meta: Int64Array, results: Int32Array, notes: Int32Array) -> No
             notes[n, NOTE_REUSE] = results[REUSE, b] // page_size
             n += 1
     meta[M_TOUCHES] = n
+
+
+@compiled
+def match_and_note(
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    slab: Int32Array,
+    keys: TokenArray,
+    starts: Int64Array,
+    lens: Int64Array,
+    handles: Int64Array,
+    hints: Int32Array,
+    results: Int32Array,
+    notes: Int32Array,
+    touch: bool,
+) -> None:
+    """Match a batch (match.py) below the roots that `handles` name and, with `touch`, note it."""
+    for b in range(starts.shape[0]):
+        results[ROOT, b] = handles[b] & 0xFFFFFFFF
+    match(nodes, meta, table, slab, keys, starts, lens, results, hints)
+    if touch:
+        note_touches(meta, results, notes)
 
 
 @compiled

@@ -70,7 +70,6 @@ class Scheduler:
         self._next = 0  # the rest of it: requests of the trace from here on
         self._arrival = trace.arrival / config.speed if config.arrivals else None
         self._done = np.zeros(len(trace), np.bool_)
-        self._paused = False
         self._blocked_steps = 0
 
     @property
@@ -102,14 +101,10 @@ class Scheduler:
         """The request has left its row."""
         self._done[request.index] = True
         self.tokens.release(request)
-        self._paused = False
         self.unblock()
 
     def put_back(self, request: ActiveRequest) -> None:
-        """A retracted request goes back to where it came from: by arrival, before younger ones.
-
-        Until another request has ended nothing is admitted: it would be retracted at once.
-        """
+        """A retracted request goes back to where it came from: by arrival, before younger ones."""
         if request in self.prefilling:
             self.prefilling.remove(request)
         self.tokens.release(request)
@@ -117,7 +112,6 @@ class Scheduler:
         request.computed_len = 0
         place = sum(other.index < request.index for other in self._waiting)
         self._waiting.insert(place, request)
-        self._paused = True
 
     def unblock(self) -> None:
         """Pages may have become free: the head of the queue may try again."""
@@ -172,8 +166,6 @@ class Scheduler:
     def _admit(self, plan: PrefillPlan, budget: int) -> None:
         if self._blocked_steps:
             self._blocked_steps -= 1
-            return
-        if self._paused and self.num_running:
             return
         place = 0
         while budget > 0 and place < LOOKAHEAD and self.num_running < self._cache.max_rows:
@@ -286,7 +278,8 @@ class Scheduler:
     def _has_room(self, request: ActiveRequest, end: int, plan: PrefillPlan) -> bool:
         """Whether the pools hold the request's prompt and, in the SWA pool, the start of its chunk.
 
-        Prompts that have been let in come first, and each running request keeps a page to grow.
+        Prompts that have been let in come first, and each running request keeps a page to grow: so
+        one that was just retracted does not come back into the room that its leaving made.
         """
         size, capacity = self._page_size, self._calls.capacity()
         reused = request.computed_len // size

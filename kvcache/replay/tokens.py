@@ -95,7 +95,6 @@ def count_pages(
     one_parent = True
     for i in range(len(indptr) - 1):
         covered = 0
-        on_seen_path = True
         last, last_len = np.int64(-1), np.int64(0)
         for s in range(indptr[i], indptr[i + 1]):
             block, left = blocks[s], lens[s]
@@ -105,9 +104,8 @@ def count_pages(
                     parent[block], parent_len[block] = last, last_len
                 elif parent[block] != last or parent_len[block] != last_len:
                     one_parent = False
-                if on_seen_path:
-                    covered += min(seen_len[block], count)
-                    on_seen_path = seen_len[block] >= count
+                # past the first block that is new, or longer than it was, all are new
+                covered += min(seen_len[block], count)
                 seen_len[block] = max(seen_len[block], count)
                 last, last_len = block, count
                 left -= count

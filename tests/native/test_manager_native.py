@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from instruments.fakedev import NAME, accelerator, no_host_sync
+import torch
+from instruments.fakedev import NAME, FakeGraph, accelerator, no_host_sync
 from operation_log import CONFIGS, assert_same, digests, record, replay, replay_watched
 from scheduler_calls import LENGTH, Scene
+
+from kvcache import KeyBatch
 
 # every lane is unrolled on the CPU, so the blocks are smaller than on a GPU
 BLOCKS = {
@@ -54,16 +57,16 @@ def serve(scene: Scene) -> None:
     m.finish(rows, scene.keys(LENGTH + 6))
     again = scene.keys(family=1, common=LENGTH - 8)
     more = scene.running(again)
-    m.finish(more[::2], again_half(scene))
+    m.finish(more[::2], half_of_the_keys(scene))
     m.abort(more[1::2])
     m.evict(scene.batch, scene.batch // 2)
     new = scene.keys(family=2, common=0)
     m.commit(scene.running(new), new)
 
 
-def again_half(scene: Scene) -> object:
+def half_of_the_keys(scene: Scene) -> KeyBatch:
     keys = scene.keys(family=1, common=LENGTH - 8)
-    return type(keys)(keys.tokens, keys.starts[::2], keys.lens[::2])
+    return KeyBatch(keys.tokens, keys.starts[::2], keys.lens[::2])
 
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
@@ -79,3 +82,30 @@ def test_a_batch_is_served_alike_by_kernels_and_twins(batch: int) -> None:
         kernels.manager.check()
     assert seen.launches.total() == twins.manager.stats().launches
     assert np.all(twins.manager.rows.frontier >= 0)
+
+
+def test_a_captured_step_does_what_the_call_did() -> None:
+    """Launches are replayed with their tensors; DecodeStep is what an engine would capture."""
+    with accelerator():
+        captured, eager = Scene(7, NAME), Scene(7, NAME)
+        rows = captured.running(captured.keys())
+        assert rows.tolist() == eager.running(eager.keys()).tolist()
+
+        def step(scene: Scene) -> None:
+            scene.manager.step(rows)
+            scene.manager.advance(rows)
+            scene.manager.slide(rows)
+
+        step(captured)
+        graph = FakeGraph()
+        with graph.capture() as seen:
+            step(captured)
+        assert seen.launches == {"_step_kernel": 1, "_advance_kernel": 1, "_slide_kernel": 1}
+        assert seen.ops == {}
+        for _ in range(9):
+            graph.replay()
+        for _ in range(11):
+            step(eager)
+        for name, tensor in vars(eager.manager.pools).items():
+            assert torch.equal(getattr(captured.manager.pools, name), tensor), name
+        assert eager.manager.pools.row_state[0, 0].item() == LENGTH + 11

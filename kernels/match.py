@@ -1,0 +1,395 @@
+"""Match keys that are on the device against the tree's copy there: one launch for a batch, nothing read back.
+
+One program a request walks down from its root: hash of the next page, look-up in the child table, compare of
+the whole edge, and along with it the number of pages since the last tombstone. Lengths and places are pages
+times the page size, a constant, so that Triton knows their alignment and the compare loads 16 bytes at a
+time.
+
+Source: none; SGLang v0.5.20 matches on the host, request by request.
+Reference: match_twin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kvcache.checks import check_tensor
+from kvcache.compiled import compiled
+from kvcache.errors import InvalidInputError
+from kvcache.kernels import launch
+from kvcache.kernels.layout import (
+    ENTRY_FIELDS,
+    ENTRY_NODE,
+    ENTRY_TAG,
+    HASH_WEIGHTS,
+    MATCH_BRANCH,
+    MATCH_FIELDS,
+    MATCH_FULL_GEN,
+    MATCH_FULL_HIT,
+    MATCH_FULL_NODE,
+    MATCH_REUSE,
+    MATCH_REUSE_GEN,
+    MATCH_REUSE_NODE,
+    MATCH_ROOT,
+    RECORD_FIELDS,
+    RECORD_GEN,
+    RECORD_HEAD,
+    RECORD_LIVE,
+    RECORD_PAGES,
+    RECORD_PARENT,
+    RECORD_START,
+)
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+# tokens that a program compares at a time: an edge of 2048 is one round, two 16-byte loads a thread and side
+_BLOCK = 2048
+# tokens that a program hashes at a time
+_HASH_BLOCK = 1024
+# tokens: keys that begin at multiples of it are loaded 16 bytes at a time
+ALIGN = 4
+# a path has fewer pages: before the first tombstone any window is whole
+_NO_TOMBSTONE = 2**31
+# constants of the tag's mixing function (splitmix64) and of a bigram key's first token
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_HEAD_FACTOR = 0x9E3779B1
+_LOW_WORD = 0xFFFFFFFF
+
+
+@launch.kernel(
+    do_not_specialize=(
+        "starts_ptr",
+        "lens_ptr",
+        "roots_ptr",
+        "results_ptr",
+        "num",
+        "table_mask",
+        "keep_pages",
+    )
+)
+def _match_kernel(
+    keys_ptr,  # [num_tokens] int32 or int64, in
+    starts_ptr,  # [num] int64, in; first token of each key
+    lens_ptr,  # [num] int32, in, tokens
+    roots_ptr,  # [num] int32, in; node
+    records_ptr,  # [num_records, 8] int32, in
+    table_ptr,  # [slots, 2] int32, in; NODE 0: empty
+    tokens_ptr,  # [slab_slots * P] int32, in
+    weights_ptr,  # [4096] int32, in; bits of uint32
+    results_ptr,  # [8, num] int32, out
+    num,
+    table_mask,  # slots of the table in use - 1
+    keep_pages,  # pages of a window, 0 without SWA
+    P: tl.constexpr,
+    BIGRAM: tl.constexpr,  # 1 with bigram keys, else 0
+    ALIGN: tl.constexpr,  # starts are multiples of it
+    HASH_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid: (num,). Program b matches key b."""
+    b = tl.program_id(0)
+    stride = tl.cast(num, tl.int64)
+    node = tl.load(roots_ptr + b)
+    num_units = tl.maximum(tl.load(lens_ptr + b) - BIGRAM, 0)
+    num_pages = num_units // P
+    key_ptr = keys_ptr + tl.load(starts_ptr + b) // ALIGN * ALIGN
+    head = num_pages * 0 - 1
+    if BIGRAM:
+        if num_pages > 0:
+            # a token that no int32 holds is no first token of a stored key
+            first_token = tl.load(key_ptr).to(tl.int64)
+            storable = (first_token >= 0) & (first_token < 2147483648)
+            num_pages = tl.where(storable, num_pages, 0)
+            head = first_token.to(tl.int32)
+    tl.store(results_ptr + stride * MATCH_ROOT + b, node)
+
+    root = node
+    pos = num_pages * 0
+    best = num_pages * 0
+    best_node = node
+    run = tl.full([], _NO_TOMBSTONE, tl.int64)
+    walks = num_pages > 0
+    while walks:
+        page_ptr = key_ptr + pos.to(tl.int64) * P + BIGRAM
+        total = tl.full([], 0, tl.uint64)
+        hashed = num_pages * 0
+        while hashed < P:
+            i = hashed + tl.arange(0, HASH_BLOCK)
+            token = tl.load(page_ptr + i, mask=i < P, other=0).to(tl.uint32).to(tl.uint64)
+            weight_ptr = weights_ptr + (i & (HASH_WEIGHTS - 1))
+            weight = tl.load(weight_ptr, mask=i < P, other=0).to(tl.uint32).to(tl.uint64)
+            total += tl.sum(token * weight, axis=0)
+            hashed += HASH_BLOCK
+        first_hash = (total ^ (total >> 32)) & _LOW_WORD
+        if BIGRAM:
+            mixed = (first_hash + head.to(tl.uint32).to(tl.uint64) * _HEAD_FACTOR) & _LOW_WORD
+            first_hash = tl.where(node == root, mixed, first_hash)
+        x = (node.to(tl.uint64) << 32) | first_hash
+        x = (x ^ (x >> 30)) * _MIX1
+        x = (x ^ (x >> 27)) * _MIX2
+        x = ((x ^ (x >> 31)) >> 16) & _LOW_WORD
+        tag = x.to(tl.uint32).to(tl.int32, bitcast=True)
+        slot = x.to(tl.int64) & table_mask
+
+        found = num_pages * 0
+        matched = num_pages * 0
+        entry_ptr = table_ptr + slot * ENTRY_FIELDS
+        child = tl.load(entry_ptr + ENTRY_NODE)
+        probes = child != 0
+        while probes:
+            if tl.load(entry_ptr + ENTRY_TAG) == tag:
+                record_ptr = records_ptr + child.to(tl.int64) * RECORD_FIELDS
+                is_child = tl.load(record_ptr + RECORD_PARENT) == node
+                if BIGRAM:
+                    same_head = tl.load(record_ptr + RECORD_HEAD) == head
+                    is_child = is_child & (same_head | (node != root))
+                if is_child:
+                    edge_pages = tl.load(record_ptr + RECORD_PAGES)
+                    edge_ptr = tokens_ptr + tl.load(record_ptr + RECORD_START).to(tl.int64) * P
+                    limit = tl.minimum(edge_pages, num_pages - pos) * P
+                    same = limit
+                    done = num_pages * 0
+                    compares = limit > 0
+                    while compares:
+                        i = done * BLOCK + tl.arange(0, BLOCK)
+                        in_range = i < limit
+                        mine = tl.load(page_ptr + i, mask=in_range, other=0)
+                        stored = tl.load(edge_ptr + i, mask=in_range, other=0)
+                        differs = in_range & (mine != stored.to(mine.dtype))
+                        same = tl.min(tl.where(differs, i, limit), axis=0)
+                        done += 1
+                        compares = (same == limit) & (done * BLOCK < limit)
+                    matched = same // P
+                    found = tl.where(matched > 0, child, 0)
+            slot = (slot + 1) & table_mask
+            entry_ptr = table_ptr + slot * ENTRY_FIELDS
+            child = tl.load(entry_ptr + ENTRY_NODE)
+            probes = (found == 0) & (child != 0)
+
+        walks = found != 0
+        if walks:
+            node = found
+            pos += matched
+            record_ptr = records_ptr + node.to(tl.int64) * RECORD_FIELDS
+            is_live = tl.load(record_ptr + RECORD_LIVE) != 0
+            run = tl.where(is_live, run + matched, 0)
+            has_window = run >= keep_pages
+            best = tl.where(has_window, pos, best)
+            best_node = tl.where(has_window, node, best_node)
+            walks = (tl.load(record_ptr + RECORD_PAGES) == matched) & (pos < num_pages)
+
+    full_gen = tl.load(records_ptr + node.to(tl.int64) * RECORD_FIELDS + RECORD_GEN)
+    reuse_gen = tl.load(records_ptr + best_node.to(tl.int64) * RECORD_FIELDS + RECORD_GEN)
+    tl.store(results_ptr + stride * MATCH_FULL_HIT + b, pos * P)
+    tl.store(results_ptr + stride * MATCH_REUSE + b, best * P)
+    tl.store(results_ptr + stride * MATCH_BRANCH + b, tl.where(pos > best, pos * P, -1))
+    tl.store(results_ptr + stride * MATCH_FULL_NODE + b, node)
+    tl.store(results_ptr + stride * MATCH_FULL_GEN + b, full_gen)
+    tl.store(results_ptr + stride * MATCH_REUSE_NODE + b, best_node)
+    tl.store(results_ptr + stride * MATCH_REUSE_GEN + b, reuse_gen)
+
+
+@compiled
+def _tag(keys: Any, at: int, page_size: int, weights: Any, parent: int, head: int) -> int:
+    """The tag of tree/children.py: page_hash, with_head if head >= 0, child_tag; as uint64."""
+    low = np.uint64(_LOW_WORD)
+    total = np.uint64(0)
+    for i in range(page_size):
+        token, weight = np.uint32(keys[at + i]), np.uint32(weights[i & (HASH_WEIGHTS - 1)])
+        total += np.uint64(token) * np.uint64(weight)
+    x = (total ^ (total >> np.uint64(32))) & low
+    if head >= 0:
+        x = (x + np.uint64(np.uint32(head)) * np.uint64(_HEAD_FACTOR)) & low
+    x = (np.uint64(parent) << np.uint64(32)) | x
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX2)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(16)) & low
+
+
+@compiled
+def match_twin(
+    keys: Any,
+    starts: Any,
+    lens: Any,
+    roots: Any,
+    records: Any,
+    table: Any,
+    tokens: Any,
+    weights: Any,
+    results: Any,
+    num: int,
+    page_size: int,
+    table_mask: int,
+    keep_pages: int,
+    bigram: bool,
+) -> None:
+    """CPU twin of `match`; the specification. The same walk as tree/match.py, on the tree's copy."""
+    for b in range(num):
+        root = np.int64(roots[b])
+        at = starts[b] + bigram
+        num_pages = max(lens[b] - bigram, 0) // page_size
+        head = np.int64(-1)
+        if bigram and num_pages > 0:
+            head = np.int64(keys[starts[b]])
+            if head < 0 or head >= 2147483648:
+                num_pages = 0
+        node, pos = root, np.int64(0)
+        best, best_node = np.int64(0), root
+        run = np.int64(_NO_TOMBSTONE)
+        walks = num_pages > 0
+        while walks:
+            page_at = at + pos * page_size
+            top_head = head if node == root else np.int64(-1)
+            x = _tag(keys, page_at, page_size, weights, node, top_head)
+            slot = np.int64(x) & table_mask
+            found, matched = np.int64(0), np.int64(0)
+            while found == 0 and table[slot, ENTRY_NODE] != 0:
+                child = np.int64(table[slot, ENTRY_NODE])
+                if np.uint32(table[slot, ENTRY_TAG]) == x and records[child, RECORD_PARENT] == node:
+                    if top_head < 0 or records[child, RECORD_HEAD] == top_head:
+                        edge_at = np.int64(records[child, RECORD_START]) * page_size
+                        limit = min(np.int64(records[child, RECORD_PAGES]), num_pages - pos)
+                        same = 0
+                        while (
+                            same < limit * page_size
+                            and keys[page_at + same] == tokens[edge_at + same]
+                        ):
+                            same += 1
+                        matched = np.int64(same // page_size)
+                        if matched > 0:
+                            found = child
+                slot = (slot + 1) & table_mask
+            walks = found != 0
+            if walks:
+                node = found
+                pos += matched
+                run = run + matched if records[node, RECORD_LIVE] != 0 else np.int64(0)
+                if run >= keep_pages:
+                    best, best_node = pos, node
+                walks = records[node, RECORD_PAGES] == matched and pos < num_pages
+        results[MATCH_FULL_HIT, b] = pos * page_size
+        results[MATCH_REUSE, b] = best * page_size
+        results[MATCH_BRANCH, b] = pos * page_size if pos > best else -1
+        results[MATCH_FULL_NODE, b] = node
+        results[MATCH_FULL_GEN, b] = records[node, RECORD_GEN]
+        results[MATCH_REUSE_NODE, b] = best_node
+        results[MATCH_REUSE_GEN, b] = records[best_node, RECORD_GEN]
+        results[MATCH_ROOT, b] = root
+
+
+def match(
+    keys: torch.Tensor,
+    starts: torch.Tensor,
+    lens: torch.Tensor,
+    roots: torch.Tensor,
+    records: torch.Tensor,
+    table: torch.Tensor,
+    tokens: torch.Tensor,
+    weights: torch.Tensor,
+    results: torch.Tensor,
+    *,
+    num: int,
+    page_size: int,
+    table_mask: int,
+    keep_pages: int,
+    bigram: bool,
+    aligned: bool,
+) -> None:
+    """Find how much of each key the tree holds, and how much of that can be reused. One launch.
+
+    The results are those of tree/match.py on the tree of which `records`, `table` and `tokens` are the copy
+    (kvcache/tree_mirror.py). Does not synchronize with the host: starts, lengths and roots are not
+    range-checked. num 0 does nothing.
+
+    Args:
+        keys: [num_tokens] int32 or int64, token ids of all keys.
+        starts: [>= num] int64, first token of each key.
+        lens: [>= num] int32, tokens of each key.
+        roots: [>= num] int32, root node of each key's namespace.
+        records: [num_records, 8] int32, fields as in layout.RECORD_*.
+        table: [slots, 2] int32, the child table: (TAG, NODE), NODE 0 = empty.
+        tokens: [slab_slots * page_size] int32, tokens of the tree's slots.
+        weights: [4096] int32, weights of the page hash, as bits of uint32.
+        results: [8, num] int32, out, rows as in layout.MATCH_*.
+        num: keys.
+        page_size: tokens per page, >= 1.
+        table_mask: slots in use - 1, a power of two minus 1.
+        keep_pages: pages of a window, 0 without SWA.
+        bigram: whether unit i of a key covers tokens i and i + 1.
+        aligned: whether all of `starts` are multiples of 4; then keys are loaded 16 bytes at a time.
+
+    Raises:
+        InvalidInputError: A tensor has a wrong rank, dtype, device, layout or length, or a number is out of
+            range.
+    """
+    launch.check_operands(
+        ("lens", lens, 1),
+        ("roots", roots, 1),
+        ("records", records, 2),
+        ("table", table, 2),
+        ("tokens", tokens, 1),
+        ("weights", weights, 1),
+        ("results", results, 2),
+    )
+    device = lens.device
+    if keys.dtype is not torch.int32 and keys.dtype is not torch.int64:
+        raise InvalidInputError(f"keys must be torch.int32 or torch.int64, got {keys.dtype}")
+    check_tensor("keys", keys, ndim=1, dtype=keys.dtype, device=device)
+    check_tensor("starts", starts, ndim=1, dtype=torch.int64, device=device)
+    launch.check_length("records.shape[1]", records.shape[1], RECORD_FIELDS)
+    launch.check_length("table.shape[1]", table.shape[1], ENTRY_FIELDS)
+    launch.check_length("weights.shape[0]", weights.shape[0], HASH_WEIGHTS)
+    launch.check_range("num", num, 0, min(starts.shape[0], lens.shape[0], roots.shape[0]))
+    if results.shape != (MATCH_FIELDS, num):
+        raise InvalidInputError(
+            f"results must be {(MATCH_FIELDS, num)}, got {tuple(results.shape)}"
+        )
+    launch.check_page_size(page_size)
+    launch.check_range("table_mask", table_mask, 0, table.shape[0] - 1)
+    if keep_pages < 0:
+        raise InvalidInputError(f"keep_pages must be >= 0, got {keep_pages}")
+    if num == 0:
+        return
+    if launch.takes_kernel(records):
+        _match_kernel[(int(num),)](
+            keys,
+            starts,
+            lens,
+            roots,
+            records,
+            table,
+            tokens,
+            weights,
+            results,
+            int(num),
+            int(table_mask),
+            int(keep_pages),
+            P=int(page_size),
+            BIGRAM=int(bigram),
+            ALIGN=ALIGN if aligned else 1,
+            HASH_BLOCK=min(1 << (int(page_size) - 1).bit_length(), _HASH_BLOCK),
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
+    else:
+        match_twin(
+            keys.numpy(),
+            starts.numpy(),
+            lens.numpy(),
+            roots.numpy(),
+            records.numpy(),
+            table.numpy(),
+            tokens.numpy(),
+            weights.numpy(),
+            results.numpy(),
+            num,
+            page_size,
+            table_mask,
+            keep_pages,
+            bool(bigram),
+        )

@@ -1,0 +1,256 @@
+"""Match on the device: keys that are there already, results that stay there until the host wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvcache import staging as staging_module
+from kvcache.checks import as_int_array, check_tensor, check_type
+from kvcache.data_plane import DataPlane
+from kvcache.errors import InvalidInputError
+from kvcache.kernels.bind_match import bind_match, bind_match_twin
+from kvcache.kernels.layout import (
+    MATCH_BRANCH,
+    MATCH_FIELDS,
+    MATCH_FULL_HIT,
+    MATCH_REUSE,
+    MATCH_REUSE_NODE,
+)
+from kvcache.kernels.match import ALIGN, match, match_twin
+from kvcache.match_batch import MatchBatch
+from kvcache.rows import Int32Array, Int64Array
+from kvcache.tree.radix_tree import RadixTree
+from kvcache.tree_mirror import TreeMirror
+
+
+class DeviceKeys:
+    """The keys of a batch in one flat token buffer on the device, which is neither copied nor kept.
+
+    Args:
+        tokens: [num_tokens] int32 or int64 tensor, contiguous, on the cache's device; token ids in [0, 2^31).
+        starts: [batch] ints, first token of each key. Where all are multiples of 4 (rows of a token pool
+            whose width is one), keys are read 16 bytes at a time.
+        lens: [batch] ints, tokens of each key.
+
+    Raises:
+        InvalidInputError: A wrong dtype or shape, or a key that leaves the buffer.
+    """
+
+    __slots__ = ("lens", "starts", "tokens")
+
+    def __init__(self, tokens: torch.Tensor, starts: Any, lens: Any) -> None:
+        check_type("tokens", tokens, torch.Tensor)
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise InvalidInputError(f"tokens must be int32 or int64, got {tokens.dtype}")
+        check_tensor("tokens", tokens, ndim=1, dtype=tokens.dtype)
+        starts = as_int_array("starts", starts, dtype=np.int64)
+        lens = as_int_array("lens", lens, dtype=np.int32)
+        if starts.shape != lens.shape:
+            raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
+        if starts.size:
+            if starts.min() < 0 or lens.min() < 0:
+                raise InvalidInputError(
+                    f"starts and lens must be >= 0, got {starts.min()} and {lens.min()}"
+                )
+            last = int((starts + lens).max())
+            if last > tokens.numel():
+                raise InvalidInputError(
+                    f"keys must end within tokens ({tokens.numel()}), got a key that ends at {last}"
+                )
+        self.tokens = tokens
+        self.starts: Int64Array = starts
+        self.lens: Int32Array = lens
+
+    def __len__(self) -> int:
+        return int(self.starts.size)
+
+
+class DeviceMatch:
+    """Results of `KVCacheManager.match(..., on="device")`: on the device, and for the host when it asks.
+
+    As of the call: what is launched later sees the same lengths, whatever the host does meanwhile. `admit`
+    takes it like a MatchBatch (and waits for the results if they are not there yet).
+
+    Attributes:
+        full_hit_len: [batch] int32 tensor, tokens; see MatchBatch.
+        reuse_len: [batch] int32 tensor, tokens.
+        branch_len: [batch] int32 tensor, tokens, -1 = none.
+        anchor: [batch] int32 tensor, node that holds the last page of the reusable prefix.
+        namespaces: [batch] int64 handles, on the host.
+    """
+
+    def __init__(
+        self, matcher: DeviceMatcher, results: torch.Tensor, namespaces: Int64Array, touch: bool
+    ) -> None:
+        self.results = results
+        self.namespaces = namespaces
+        self._matcher = matcher
+        self._touch = touch
+        self._host: torch.Tensor | None = None
+        self._copied: Any = None
+        self._batch: MatchBatch | None = None
+
+    def __len__(self) -> int:
+        return int(self.results.shape[1])
+
+    @property
+    def full_hit_len(self) -> torch.Tensor:
+        """[batch] int32 tokens, on the device."""
+        return self.results[MATCH_FULL_HIT]
+
+    @property
+    def reuse_len(self) -> torch.Tensor:
+        """[batch] int32 tokens, on the device."""
+        return self.results[MATCH_REUSE]
+
+    @property
+    def branch_len(self) -> torch.Tensor:
+        """[batch] int32 tokens, -1 = none, on the device."""
+        return self.results[MATCH_BRANCH]
+
+    @property
+    def anchor(self) -> torch.Tensor:
+        """[batch] int32 nodes, on the device."""
+        return self.results[MATCH_REUSE_NODE]
+
+    def prefetch(self) -> None:
+        """Start the copy to the host, so that a later `fetch` finds it done. Does not wait."""
+        if self._host is None:
+            if self.results.is_cpu:
+                self._host = self.results
+                return
+            host = staging_module.pinned_empty(self.results.numel()).view(self.results.shape)
+            self._host = host.copy_(self.results, non_blocking=True)
+            self._copied = staging_module.copy_event()
+            self._copied.record()
+
+    def fetch(self) -> MatchBatch:
+        """Return the results for the host. Waits until the device has matched and copied them.
+
+        If the match was asked to touch, what it found becomes the most recent now; what was evicted since
+        then is left out.
+        """
+        if self._batch is None:
+            self.prefetch()
+            assert self._host is not None
+            if self._copied is not None:
+                self._copied.synchronize()
+            results = self._host.numpy().copy()
+            self._batch = MatchBatch(results, self.namespaces)
+            if self._touch:
+                self._matcher.touch(results)
+        return self._batch
+
+
+class DeviceMatcher:
+    """Matches batches of keys on the device, and binds what they found; made at the first such match."""
+
+    def __init__(self, tree: RadixTree, plane: DataPlane) -> None:
+        self._tree = tree
+        self._plane = plane
+        self.mirror = TreeMirror(tree, plane)
+
+    def match(self, keys: DeviceKeys, handles: Int64Array, *, touch: bool) -> DeviceMatch:
+        """Match a batch: one upload, one launch, and one more where the tree changed. Does not wait."""
+        plane, mirror, config = self._plane, self.mirror, self._plane.config
+        device = plane.pools.tops.device
+        check_tensor("tokens", keys.tokens, ndim=1, dtype=keys.tokens.dtype, device=device)
+        num = len(keys)
+        results = torch.empty((MATCH_FIELDS, num), dtype=torch.int32, device=device)
+        found = DeviceMatch(self, results, handles, touch)
+        if num == 0:
+            return found
+        placed = mirror.update(keys.starts, keys.lens, handles & 0xFFFFFFFF)
+        plane.launches += 1
+        if plane.host is not None:
+            match_twin(
+                keys.tokens.numpy(),
+                placed.starts,
+                placed.lens,
+                placed.roots,
+                mirror.records.numpy(),
+                mirror.table.numpy(),
+                mirror.tokens.numpy(),
+                mirror.weights.numpy(),
+                results.numpy(),
+                num,
+                config.page_size,
+                mirror.table_mask,
+                config.keep_pages,
+                config.bigram,
+            )
+        else:
+            match(
+                keys.tokens,
+                placed.starts,
+                placed.lens,
+                placed.roots,
+                mirror.records,
+                mirror.table,
+                mirror.tokens,
+                mirror.weights,
+                results,
+                num=num,
+                page_size=config.page_size,
+                table_mask=mirror.table_mask,
+                keep_pages=config.keep_pages,
+                bigram=config.bigram,
+                aligned=not (keys.starts % ALIGN).any(),
+            )
+        return found
+
+    def fetch(self, found: DeviceMatch) -> MatchBatch:
+        """Return the results of a match for the host; InvalidInputError if it is of another manager."""
+        if found._matcher is not self:
+            raise InvalidInputError("batch must be of this manager, got a match of another one")
+        return found.fetch()
+
+    def bind(self, found: DeviceMatch, index: Int64Array, rows: Int32Array) -> None:
+        """Bind the reusable pages of requests `index` into rows: one upload, one launch.
+
+        The match must have been fetched, and the prefixes must be locked.
+        """
+        plane, config = self._plane, self._plane.config
+        num = rows.size
+        most = int(found.fetch().reuse_len[index].max(initial=0))
+        max_pages = most // config.page_size
+        if max_pages == 0:
+            return
+        staging = plane.staging
+        staging.begin()
+        index_at, rows_at = staging.part(num), staging.part(num)
+        staging.host_part(index_at)[:] = index
+        staging.host_part(rows_at)[:] = rows
+        staging.upload()
+        plane.launches += 1
+        if plane.host is not None:
+            bind_match_twin(
+                found.results.numpy(),
+                staging.host_part(index_at),
+                staging.host_part(rows_at),
+                self.mirror.records.numpy(),
+                plane.host["slab"],
+                plane.host["page_table"],
+                num,
+                max_pages,
+                config.page_size,
+            )
+        else:
+            bind_match(
+                found.results,
+                staging.device_part(index_at),
+                staging.device_part(rows_at),
+                self.mirror.records,
+                plane.pools.slab,
+                plane.pools.page_table,
+                num=num,
+                max_pages=max_pages,
+                page_size=config.page_size,
+            )
+
+    def touch(self, results: Int32Array) -> None:
+        """Make what a match found the most recent, as far as it still stands."""
+        self._tree.touch_matched(results)
