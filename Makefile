@@ -7,6 +7,7 @@ TRACE ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_SECONDS ?= 600
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 PYTEST := $(BIN)/pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types bench wheel-check coverage clean
+.PHONY: help demo test lint format types bench wheel-check coverage mutants soak clean
 
 help:
 	@echo 'make demo         replay a workload under all policies (TRACE=path: replay that trace)'
@@ -24,6 +25,8 @@ help:
 	@echo 'make bench        the benchmarks of perf/'
 	@echo 'make wheel-check  build the wheel, install it beside packages of the same names, import it'
 	@echo 'make coverage     make test, with branch coverage'
+	@echo 'make mutants      plant bugs in a copy of the sources and see a test fail for each'
+	@echo 'make soak         property test and validator, for minutes (SOAK_SECONDS)'
 	@echo 'make clean        remove what was built, the virtual environment included'
 
 # the stamps: an install is repeated when the project file or a pin changed
@@ -53,6 +56,13 @@ test: .venv/.installed
 coverage: .venv/.installed-dev
 	TRITON_INTERPRET=1 $(PYTEST) --cov --cov-report= tests/interp
 	$(PYTEST) --cov --cov-append --cov-report=term --cov-report=html --ignore=tests/interp tests
+
+mutants: .venv/.installed
+	$(BIN)/python tests/mutants/run.py
+
+soak: .venv/.installed
+	$(PYTEST) tests/test_stateful.py --hypothesis-profile=soak
+	$(BIN)/kvcache validate --seconds $(SOAK_SECONDS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
