@@ -7,6 +7,7 @@ the parsed arguments that returns the exit status.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -45,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser(argv).parse_args(argv)
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has seen enough, as `head` has; Python must not flush into the pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (InvalidInputError, OSError, MemoryError) as error:
         reason = str(error) or type(error).__name__
         print(f"kvcache {args.command}: error: {reason}", file=sys.stderr)

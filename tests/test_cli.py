@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +289,16 @@ class TestCommand:
         out = capsys.readouterr().out
         assert "replay" in out
         assert "validate" in out
+
+    def test_a_reader_that_leaves_early_is_no_error(self, tmp_path: Path) -> None:
+        report = tmp_path / "out.json"
+        argv = [sys.executable, "-m", "kvcache", *SMALL, "--json", str(report)]
+        command = f"{shlex.join(argv)} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(report.read_text())["requests"] == 12
 
     def test_runs_as_a_module_with_an_exit_status(self, tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "kvcache", "replay", str(tmp_path / "no.jsonl")]

@@ -195,6 +195,13 @@ def run(args: argparse.Namespace) -> int:
         each.cache_config(trace)
     runs = _replay_all(args, trace, dict(zip(policies, configs, strict=True)))
     results = [result for result, _ in runs]
+    if args.json is not None:
+        options = _options(args, config)
+        report.write_json(
+            args.json, report.as_json(trace.name, options, results, compare=args.compare)
+        )
+    if args.plot is not None:
+        plot.write_plot(args.plot, _title(trace, config), runs)
 
     print(_title(trace, config))
     print(report.table(results))
@@ -204,13 +211,6 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + report.calls_table(results[0]))
     for line in report.refusals(results[0]):
         print(line)
-    if args.json is not None:
-        options = _options(args, config)
-        report.write_json(
-            args.json, report.as_json(trace.name, options, results, compare=args.compare)
-        )
-    if args.plot is not None:
-        plot.write_plot(args.plot, _title(trace, config), runs)
     return 0
 
 

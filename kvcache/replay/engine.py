@@ -1,4 +1,4 @@
-"""The simulated engine: continuous batching that talks to the manager through its batched calls only.
+"""The simulated engine: continuous batching over the manager's batched calls, and nothing else.
 
 A step is what a serving engine does between two forwards: pages for one more token of every request
 that decodes, prompt chunks for those that prefill, new requests while there is room, then (the

@@ -28,7 +28,7 @@ _RETRY_STEPS = 8
 
 
 class PrefillPlan(NamedTuple):
-    """Chunks of a step: requests, in the order in which they get pages, and the length each reaches."""
+    """Chunks of a step: requests in the order in which they get pages, and the length each gets to."""
 
     requests: list[ActiveRequest]
     ends: list[int]
@@ -120,7 +120,7 @@ class Scheduler:
     # the chunks of a step
 
     def plan_prefill(self, *, admit: bool = True) -> PrefillPlan:
-        """Share the chunk budget out: running prefills first, then new requests while any is left."""
+        """Share the chunk budget out: running prefills first, new requests while any is left."""
         plan = PrefillPlan([], [])
         budget = self._config.chunk_tokens
         for request in self.prefilling:
@@ -227,7 +227,7 @@ class Scheduler:
         return ActiveRequest(index, input_len, end_len, cancelled, target_len=input_len)
 
     def _must_wait(self, request: ActiveRequest) -> bool:
-        """Match the request; return whether it waits for an answer or a prefix that is on its way."""
+        """Match the request; return whether an answer or a prefix it needs is on its way."""
         after = int(self._trace.after[request.index])
         if after != NO_REQUEST and not self._done[after]:
             return True

@@ -1,7 +1,7 @@
 """Tokens on demand: what a trace says is block ids, what a cache compares is token ids.
 
-Token `j` of block `b` is `mix(b, j) % VOCAB_SIZE`, so equal blocks are equal runs of tokens. Compiled
-loops over flat arrays: a replay makes some hundred million tokens.
+Token `j` of block `b` is `mix(b, j) % VOCAB_SIZE`, so equal blocks are equal runs of tokens.
+Compiled loops over flat arrays: a replay makes some hundred million tokens.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Trace:
         block_size: tokens of a whole block.
         hint_indptr, hint_len: [n + 1] and [h] int64, lengths at which a caller knows a boundary
             (the end of a system prompt, of a message), ascending; none in traces.
-        after: [n] int64, request whose answer this one waits for, earlier in order; NO_REQUEST = none.
+        after: [n] int64, earlier request whose answer this one waits for; NO_REQUEST = none.
     """
 
     name: str
