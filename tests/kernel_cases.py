@@ -58,7 +58,8 @@ def run(case: Case) -> dict[str, Array]:
         if array is None:
             continue
         dtype = torch.from_numpy(array).dtype
-        canvas = torch.full((array.size + 2 * BORDER,), GARBAGE, dtype=dtype)
+        garbage = max(GARBAGE, torch.iinfo(dtype).min)
+        canvas = torch.full((array.size + 2 * BORDER,), garbage, dtype=dtype)
         view = canvas[BORDER : BORDER + array.size].view(array.shape)
         view.copy_(torch.from_numpy(array))
         canvases[name], views[name] = canvas, view
