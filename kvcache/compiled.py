@@ -100,13 +100,26 @@ class _SourceCache(FunctionCache):
                     path.unlink(missing_ok=True)
 
 
+def _compile(function: _F, forceinline: bool) -> _F:
+    dispatcher: Any = njit(nogil=True, forceinline=forceinline)(function)
+    # RuntimeError, OSError: no cache can be written, or no source read; the others: numba changed
+    with suppress(RuntimeError, OSError, AttributeError, TypeError):
+        dispatcher._cache = _SourceCache(function)
+    return cast(_F, dispatcher)
+
+
 def compiled(function: _F) -> _F:
     """Compile `function` to machine code on its first call; it runs without the GIL.
 
     There are no bounds checks (NUMBA_BOUNDSCHECK=1 turns them on for debugging).
     """
-    dispatcher: Any = njit(nogil=True)(function)
-    # RuntimeError, OSError: no cache can be written, or no source read; the others: numba changed
-    with suppress(RuntimeError, OSError, AttributeError, TypeError):
-        dispatcher._cache = _SourceCache(function)
-    return cast(_F, dispatcher)
+    return _compile(function, False)
+
+
+def inlined(function: _F) -> _F:
+    """`compiled`, and compiled functions that call it get its code in place of a call.
+
+    For what runs once for every node or page: an array is seven words, so a call with five arrays costs
+    more than such a function does.
+    """
+    return _compile(function, True)

@@ -10,6 +10,7 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | PAGES      | pages of the edge                                | >= 1; 0 for a root                     |
 | DEPTH      | pages above the node's first page                | = DEPTH + PAGES of its parent          |
 | CHILDREN   | number of child nodes                            | 0 = leaf                               |
+| CHILD      | XOR of the child nodes                           | so the only child where CHILDREN = 1   |
 | FULL_LOCKS | locks whose path includes the node               | parent's >= child's; roots count too   |
 | SWA_LOCKS  | locks whose trailing window includes the node    | <= FULL_LOCKS; SPARE, RUN: no node     |
 | LIVE       | 1: every page has an SWA page; 0: tombstone      | 0 everywhere without an SWA pool       |
@@ -60,6 +61,7 @@ RUN = -2
     PAGES,
     DEPTH,
     CHILDREN,
+    CHILD,
     FULL_LOCKS,
     SWA_LOCKS,
     LIVE,
@@ -71,8 +73,8 @@ RUN = -2
     GEN,
     HEAD,
     CHANGED,
-) = range(16)
-NUM_FIELDS = 16
+) = range(17)
+NUM_FIELDS = 17
 
 TAG, NODE = 0, 1
 

@@ -6,7 +6,7 @@ full, or the child table was rebuilt, it says so, and the copy is made anew.
 
 from __future__ import annotations
 
-from kvcache.compiled import compiled
+from kvcache.compiled import inlined
 from kvcache.tree.arrays import (
     CHANGED,
     M_LOG_LEN,
@@ -23,7 +23,7 @@ NODE_CHANGED, SLOT_CHANGED, TOKENS_CHANGED = range(3)
 LOST_ALL, LOST_TABLE = 1, 2
 
 
-@compiled
+@inlined
 def _note(meta: Int64Array, entry: int) -> None:
     n = meta[M_LOG_LEN]
     if n < meta[M_LOG_ROOM]:
@@ -33,7 +33,7 @@ def _note(meta: Int64Array, entry: int) -> None:
         meta[M_LOG_LOST] |= LOST_ALL
 
 
-@compiled
+@inlined
 def note_node(nodes: Int32Array, meta: Int64Array, n: int) -> None:
     """Note that record `n` changed; a second time before the log is read costs nothing."""
     if meta[M_LOG_ROOM] > 0 and nodes[CHANGED, n] == 0:
@@ -41,21 +41,21 @@ def note_node(nodes: Int32Array, meta: Int64Array, n: int) -> None:
         _note(meta, (n << 2) | NODE_CHANGED)
 
 
-@compiled
+@inlined
 def note_slot(meta: Int64Array, i: int) -> None:
     """Note that slot `i` of the child table changed."""
     if meta[M_LOG_ROOM] > 0:
         _note(meta, (i << 2) | SLOT_CHANGED)
 
 
-@compiled
+@inlined
 def note_tokens(meta: Int64Array, start: int, pages: int) -> None:
     """Note that the tokens of slab slots [start, start + pages) are new."""
     if meta[M_LOG_ROOM] > 0:
         _note(meta, (pages << 34) | (start << 2) | TOKENS_CHANGED)
 
 
-@compiled
+@inlined
 def note_table(meta: Int64Array) -> None:
     """Note that the whole child table changed."""
     if meta[M_LOG_ROOM] > 0:

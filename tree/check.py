@@ -1,7 +1,7 @@
 """Invariants of the tree, numbered; for tests, `validate` and benchmarks, never for the hot path.
 
 T1  every record is the null node, a root, a node, a run of free slots, or spare; spare ones are linked
-T2  CHILDREN, DEPTH and PAGES agree along every edge
+T2  CHILDREN, CHILD, DEPTH and PAGES agree along every edge
 T3  nodes and runs cover the used slots exactly once; no two runs touch
 T4  every node can be found under its parent; nothing else is filed
 T5  the Full list holds exactly the unlocked nodes, each less recent than its ancestors
@@ -70,6 +70,9 @@ def _check_edges(tree: RadixTree, nodes: np.ndarray, kinds: np.ndarray) -> None:
     children = np.bincount(parents, minlength=kinds.size)
     inner = np.flatnonzero(np.isin(kinds, (_NODE, _ROOT)))
     _require(bool((children[inner] == f[a.CHILDREN, inner]).all()), "T2 CHILDREN")
+    xor = np.zeros(kinds.size, np.int32)
+    np.bitwise_xor.at(xor, parents, nodes)
+    _require(bool((xor[inner] == f[a.CHILD, inner]).all()), "T2 CHILD")
 
 
 def _check_slots(tree: RadixTree, nodes: np.ndarray, runs: np.ndarray) -> None:

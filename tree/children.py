@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache.compiled import compiled
+from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
+    CHILD,
+    CHILDREN,
     DEPTH,
     HASH,
     HEAD,
@@ -36,7 +38,7 @@ WEIGHTS = (
 ).astype(np.uint32)
 
 
-@compiled
+@inlined
 def page_hash(tokens: TokenArray, start: int, page_size: int) -> int:
     """Return a 32-bit hash (as int32) of the `page_size` tokens from `start` on, order included."""
     x = tokens[start : start + page_size]
@@ -46,7 +48,7 @@ def page_hash(tokens: TokenArray, start: int, page_size: int) -> int:
     return np.int32(np.uint32((total ^ (total >> np.uint64(32))) & np.uint64(0xFFFFFFFF)))
 
 
-@compiled
+@inlined
 def with_head(first_page_hash: int, head: int) -> int:
     """Mix the first token of a bigram key into the hash of its first page."""
     mixed = np.uint64(np.uint32(first_page_hash)) + np.uint64(np.uint32(head)) * np.uint64(
@@ -55,7 +57,7 @@ def with_head(first_page_hash: int, head: int) -> int:
     return np.int32(np.uint32(mixed & np.uint64(0xFFFFFFFF)))
 
 
-@compiled
+@inlined
 def child_tag(parent: int, first_page_hash: int) -> int:
     """Return the 32-bit tag (as int32) under which a child is filed."""
     x = (np.uint64(np.uint32(parent)) << np.uint64(32)) | np.uint64(np.uint32(first_page_hash))
@@ -65,7 +67,7 @@ def child_tag(parent: int, first_page_hash: int) -> int:
     return np.int32(np.uint32((x >> np.uint64(16)) & np.uint64(0xFFFFFFFF)))
 
 
-@compiled
+@inlined
 def file_child(meta: Int64Array, table: Int32Array, tag: int, node: int) -> None:
     """Enter `node` under `tag`."""
     mask = meta[M_TABLE_MASK]
@@ -77,7 +79,7 @@ def file_child(meta: Int64Array, table: Int32Array, tag: int, node: int) -> None
     note_slot(meta, i)
 
 
-@compiled
+@inlined
 def slot_of_child(table: Int32Array, mask: int, tag: int, node: int) -> int:
     """Return the table slot that holds `node`, which must be filed under `tag`."""
     i = np.int64(np.uint32(tag)) & mask
@@ -117,7 +119,23 @@ def refile_all(nodes: Int32Array, meta: Int64Array, table: Int32Array) -> None:
             file_child(meta, table, child_tag(nodes[PARENT, n], nodes[HASH, n]), n)
 
 
-@compiled
+@inlined
+def _matching_pages(
+    nodes: Int32Array,
+    slab: Int32Array,
+    child: int,
+    keys: TokenArray,
+    at: int,
+    pages: int,
+    page_size: int,
+) -> int:
+    """Return how many pages of `child` agree with the key units from `keys[at]` on, `pages` at most."""
+    n = min(np.int64(nodes[PAGES, child]), pages)
+    start = np.int64(nodes[START, child]) * page_size
+    return matching_tokens(slab, start, keys, at, n * page_size) // page_size
+
+
+@inlined
 def find_child(
     nodes: Int32Array,
     meta: Int64Array,
@@ -134,9 +152,15 @@ def find_child(
     `pages` is how many pages the key has left, `head` the key's first token with bigram keys, -1 with plain.
     """
     page_size = meta[M_PAGE_SIZE]
+    at_top = head >= 0 and nodes[PARENT, parent] == 0
+    if nodes[CHILDREN, parent] <= 1:
+        child = np.int64(nodes[CHILD, parent])
+        if child == 0 or (at_top and nodes[HEAD, child] != head):
+            return 0, 0
+        matched = _matching_pages(nodes, slab, child, keys, at, pages, page_size)
+        return (child, matched) if matched > 0 else (np.int64(0), np.int64(0))
     mask = meta[M_TABLE_MASK]
     first = page_hash(keys, at, page_size)
-    at_top = head >= 0 and nodes[PARENT, parent] == 0
     if at_top:
         first = with_head(first, head)
     tag = child_tag(parent, first)
@@ -150,9 +174,7 @@ def find_child(
             and nodes[PARENT, child] == parent
             and (not at_top or nodes[HEAD, child] == head)
         ):
-            n = min(np.int64(nodes[PAGES, child]), pages)
-            start = np.int64(nodes[START, child]) * page_size
-            matched = matching_tokens(slab, start, keys, at, n * page_size) // page_size
+            matched = _matching_pages(nodes, slab, child, keys, at, pages, page_size)
             if matched > 0:
                 return child, matched
         i = (i + 1) & mask

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache.compiled import compiled
+from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
+    CHILD,
     CHILDREN,
     DEPTH,
     FULL_LOCKS,
@@ -41,7 +42,7 @@ from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
 from kvcache.tree.slab import free_slots, new_record, spare_record
 
 
-@compiled
+@inlined
 def new_node(
     nodes: Int32Array, meta: Int64Array, parent: int, start: int, pages: int, depth: int, head: int
 ) -> int:
@@ -52,6 +53,7 @@ def new_node(
     nodes[PAGES, n] = pages
     nodes[DEPTH, n] = depth
     nodes[CHILDREN, n] = 0
+    nodes[CHILD, n] = 0
     nodes[FULL_LOCKS, n] = 0
     nodes[SWA_LOCKS, n] = 0
     nodes[LIVE, n] = 0
@@ -62,7 +64,7 @@ def new_node(
     return n
 
 
-@compiled
+@inlined
 def file_node(
     nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, n: int
 ) -> None:
@@ -72,6 +74,7 @@ def file_node(
     parent = nodes[PARENT, n]
     file_child(meta, table, child_tag(parent, first), n)
     nodes[CHILDREN, parent] += 1
+    nodes[CHILD, parent] ^= n
     meta[M_NODES] += 1
     meta[M_FULL_PAGES] += nodes[PAGES, n]
 
@@ -85,6 +88,8 @@ def split(
     parent = nodes[PARENT, n]
     upper = new_node(nodes, meta, parent, nodes[START, n], pages, nodes[DEPTH, n], nodes[HEAD, n])
     nodes[CHILDREN, upper] = 1
+    nodes[CHILD, upper] = n
+    nodes[CHILD, parent] ^= n ^ upper
     nodes[FULL_LOCKS, upper] = nodes[FULL_LOCKS, n]
     nodes[SWA_LOCKS, upper] = nodes[SWA_LOCKS, n]
     nodes[LIVE, upper] = nodes[LIVE, n]
@@ -143,6 +148,7 @@ def remove_tail(
         tag = child_tag(parent, nodes[HASH, n])
         unfile_slot(meta, table, slot_of_child(table, mask, tag, n))
         nodes[CHILDREN, parent] -= 1
+        nodes[CHILD, parent] ^= n
         unlink_full(nodes, n)
         unlink_swa(nodes, n)
         meta[M_NODES] -= 1
@@ -150,7 +156,7 @@ def remove_tail(
     free_slots(nodes, meta, slab, start, pages)
 
 
-@compiled
+@inlined
 def make_live(nodes: Int32Array, meta: Int64Array, n: int) -> None:
     """Turn the tombstone `n` live, as the most recent of the SWA list unless it is locked."""
     nodes[LIVE, n] = 1

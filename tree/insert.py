@@ -23,6 +23,7 @@ from kvcache.tree.arrays import (
     LOCK_SWA,
     M_BIGRAM,
     M_KEEP_PAGES,
+    M_NODES,
     M_PAGE_SIZE,
     PAGES,
     PARENT,
@@ -114,6 +115,32 @@ def insert_size(locks: Int32Array, requests: Int64Array) -> tuple[int, int]:
         pages += max(grown, 0)
         widest = max(widest, grown)
     return pages, widest
+
+
+@compiled
+def _has_room(
+    meta: Int64Array,
+    table: Int32Array,
+    locks: Int32Array,
+    requests: Int64Array,
+    hints: Int64Array,
+    ranges: Int32Array,
+    ends: Int64Array,
+) -> bool:
+    pages, widest = insert_size(locks, requests)
+    nodes = meta[M_NODES] + nodes_to_expect(pages, requests.shape[0])
+    return (
+        ranges.shape[0] >= 2 * pages + 4 * requests.shape[0]
+        and ends.shape[0] >= widest + hints.shape[0] + 2
+        and table.shape[0] >= 2 * nodes
+        and table.shape[0] > meta[M_NODES] + pages + 8 * requests.shape[0]
+    )
+
+
+@compiled
+def nodes_to_expect(pages: int, requests: int) -> int:
+    """Return how many nodes an insert makes, generously; at P = 1 far fewer than the worst case."""
+    return min(pages, 4096) + 8 * requests
 
 
 @compiled
@@ -232,8 +259,11 @@ def insert(
         ends, kept: Scratch of `kept_windows`.
 
     Returns:
-        The number of ranges. In each batch: first STORE, DROP_* and FREE_*, then ADOPT, then BIND may run.
+        -1: `table`, `ranges` or the scratch is too small, and nothing was done. Else the number of ranges.
+        In each batch: first STORE, DROP_* and FREE_*, then ADOPT, then BIND may run.
     """
+    if not _has_room(meta, table, locks, requests, hints, ranges, ends):
+        return -1
     page_size = meta[M_PAGE_SIZE]
     keep_pages = meta[M_KEEP_PAGES]
     bigram = meta[M_BIGRAM]

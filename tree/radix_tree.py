@@ -9,7 +9,7 @@ from kvcache.tree import arrays as a
 from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
 from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
-from kvcache.tree.insert import first_bad_key, insert, insert_size
+from kvcache.tree.insert import first_bad_key, insert, insert_size, nodes_to_expect
 from kvcache.tree.lock import first_bad_receipt, lock, lock_matched, release_swa, unlock
 from kvcache.tree.match import (
     FULL_GEN,
@@ -85,27 +85,27 @@ class RadixTree:
     @property
     def num_nodes(self) -> int:
         """Nodes, roots not counted."""
-        return int(self.meta[a.M_NODES])
+        return self.meta.item(a.M_NODES)
 
     @property
     def full_pages(self) -> int:
         """Full pages that the tree owns."""
-        return int(self.meta[a.M_FULL_PAGES])
+        return self.meta.item(a.M_FULL_PAGES)
 
     @property
     def swa_pages(self) -> int:
         """SWA pages that the tree owns."""
-        return int(self.meta[a.M_SWA_PAGES])
+        return self.meta.item(a.M_SWA_PAGES)
 
     @property
     def locked_full_pages(self) -> int:
         """Full pages under at least one lock."""
-        return int(self.meta[a.M_FULL_LOCKED])
+        return self.meta.item(a.M_FULL_LOCKED)
 
     @property
     def locked_swa_pages(self) -> int:
         """SWA pages under at least one lock."""
-        return int(self.meta[a.M_SWA_LOCKED])
+        return self.meta.item(a.M_SWA_LOCKED)
 
     @property
     def memory_bytes(self) -> int:
@@ -124,15 +124,16 @@ class RadixTree:
 
     def _room_for_nodes(self, more: int) -> None:
         """Keep the child table at most half full with `more` nodes added."""
-        slots = self.table.shape[0]
-        while slots < 2 * (self.num_nodes + more):
-            slots *= 2
-        if slots > self.table.shape[0]:
+        slots = len(self.table)
+        need = 2 * (self.num_nodes + more)
+        if slots < need:
+            while slots < need:
+                slots *= 2
             self.table = np.zeros((slots, 2), np.int32)
             refile_all(self.nodes, self.meta, self.table)
 
     def _room_for_ranges(self, num: int) -> Int32Array:
-        if self._ranges.shape[0] < num:
+        if len(self._ranges) < num:
             self._ranges = np.zeros((max(num, 2 * self._ranges.shape[0]), RANGE_WIDTH), np.int32)
         return self._ranges
 
@@ -211,10 +212,10 @@ class RadixTree:
         note_touches(self.meta, noted, self.notes)
 
     def _room_for_notes(self, num: int) -> None:
-        if self.meta[a.M_TOUCHES] + num > self.notes.shape[0]:
+        if self.meta.item(a.M_TOUCHES) + num > len(self.notes):
             self._settle()
-            if num > self.notes.shape[0]:
-                self.notes = np.zeros((2 * num, NUM_NOTE), np.int32)
+            if 2 * num > len(self.notes):
+                self.notes = np.zeros((4 * num, NUM_NOTE), np.int32)
 
     def still_holds(self, results: Int32Array, index: Int64Array, handles: Int64Array) -> int:
         """Return the first of `index` whose prefix, or namespace, is not what was matched, or -1."""
@@ -222,7 +223,7 @@ class RadixTree:
 
     def _settle(self) -> None:
         """Work off the recency of earlier matches; every call that changes the tree begins with it."""
-        waiting = int(self.meta[a.M_TOUCHES])
+        waiting = self.meta.item(a.M_TOUCHES)
         if waiting:
             self._room_for_nodes(3 * waiting)
             apply_touches(self.nodes, self.meta, self.table, self.tokens, self.notes)
@@ -275,7 +276,7 @@ class RadixTree:
 
     def unlock(self, receipts: Int64Array) -> None:
         """Release locks; ReceiptError if one is wrong or comes twice, and then none is released."""
-        if self.meta[a.M_TOUCHES]:
+        if self.meta.item(a.M_TOUCHES):
             _require_good(receipts, first_bad_receipt(self.locks, receipts))
             self._settle()
         bad = unlock(self.nodes, self.meta, self.locks, self.free_locks, receipts)
@@ -283,7 +284,7 @@ class RadixTree:
 
     def release_swa(self, receipts: Int64Array) -> None:
         """Release the SWA part of locks early; ReceiptError as for `unlock`."""
-        if self.meta[a.M_TOUCHES]:
+        if self.meta.item(a.M_TOUCHES):
             _require_good(receipts, first_bad_receipt(self.locks, receipts))
             self._settle()
         bad = release_swa(self.nodes, self.meta, self.locks, receipts)
@@ -310,15 +311,14 @@ class RadixTree:
     ) -> Int32Array:
         """Insert a batch and move its locks (insert.py); return the ranges to carry out."""
         self._settle()
-        pages, widest = insert_size(self.locks, requests)
-        ranges = self._room_for_ranges(2 * pages + 4 * requests.shape[0])
-        self._room_for_nodes(min(pages, 4096) + 8 * requests.shape[0])
-        if self.table.shape[0] <= self.num_nodes + pages + 8 * requests.shape[0]:
-            self._room_for_nodes(pages + 8 * requests.shape[0])
-        if self._ends.shape[0] < widest + hints.shape[0] + 2:
-            self._ends = np.zeros(2 * (widest + hints.shape[0] + 2), np.int64)
-            self._kept = np.zeros((self._ends.shape[0], 2), np.int64)
-        num = insert(
+        num = self._insert(keys, requests, hints, every)
+        if num < 0:
+            self._room_for_insert(requests, hints)
+            num = self._insert(keys, requests, hints, every)
+        return self._ranges[:num]
+
+    def _insert(self, keys: TokenArray, requests: Int64Array, hints: Int64Array, every: int) -> int:
+        return insert(
             self.nodes,
             self.meta,
             self.table,
@@ -328,11 +328,21 @@ class RadixTree:
             requests,
             hints,
             every,
-            ranges,
+            self._ranges,
             self._ends,
             self._kept,
         )
-        return ranges[:num]
+
+    def _room_for_insert(self, requests: Int64Array, hints: Int64Array) -> None:
+        pages, widest = insert_size(self.locks, requests)
+        num = requests.shape[0]
+        self._room_for_ranges(2 * pages + 4 * num)
+        self._room_for_nodes(nodes_to_expect(pages, num))
+        if self.table.shape[0] <= self.num_nodes + pages + 8 * num:
+            self._room_for_nodes(pages + 8 * num)
+        if self._ends.shape[0] < widest + hints.shape[0] + 2:
+            self._ends = np.zeros(2 * (widest + hints.shape[0] + 2), np.int64)
+            self._kept = np.zeros((self._ends.shape[0], 2), np.int64)
 
     def evict(self, full_pages: int, swa_pages: int) -> tuple[Int32Array, int, int]:
         """Free what is unlocked, least recent first (evict.py); return (ranges, Full pages, SWA pages)."""

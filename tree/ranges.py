@@ -6,7 +6,7 @@ slot SLOT of the tree's slab. REQUEST is the index into the call's batch (-1 whe
 
 from __future__ import annotations
 
-from kvcache.compiled import compiled
+from kvcache.compiled import inlined
 from kvcache.tree.arrays import Int32Array
 
 KIND, REQUEST, PAGE, SLOT, COUNT = range(5)
@@ -25,7 +25,7 @@ RANGE_WIDTH = 5
 ) = range(9)
 
 
-@compiled
+@inlined
 def emit(
     ranges: Int32Array, num: int, kind: int, request: int, page: int, slot: int, count: int
 ) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache.compiled import compiled
+from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
     DEPTH,
     FULL_NEXT,
@@ -22,7 +22,7 @@ from kvcache.tree.arrays import (
 )
 
 
-@compiled
+@inlined
 def unlink_full(nodes: Int32Array, n: int) -> None:
     """Take `n` out of the Full list, if it is in."""
     p = nodes[FULL_PREV, n]
@@ -33,7 +33,7 @@ def unlink_full(nodes: Int32Array, n: int) -> None:
         nodes[FULL_PREV, n] = OUT
 
 
-@compiled
+@inlined
 def push_full(nodes: Int32Array, n: int, after: int) -> None:
     """Put `n` into the Full list as the next less recent one than `after` (0: as the most recent)."""
     x = nodes[FULL_NEXT, after]
@@ -43,7 +43,7 @@ def push_full(nodes: Int32Array, n: int, after: int) -> None:
     nodes[FULL_PREV, x] = n
 
 
-@compiled
+@inlined
 def unlink_swa(nodes: Int32Array, n: int) -> None:
     """Take `n` out of the SWA list, if it is in."""
     p = nodes[SWA_PREV, n]
@@ -54,7 +54,7 @@ def unlink_swa(nodes: Int32Array, n: int) -> None:
         nodes[SWA_PREV, n] = OUT
 
 
-@compiled
+@inlined
 def push_swa(nodes: Int32Array, n: int, after: int) -> None:
     """Put `n` into the SWA list as the next less recent one than `after` (0: as the most recent)."""
     x = nodes[SWA_NEXT, after]

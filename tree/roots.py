@@ -6,6 +6,7 @@ import numpy as np
 
 from kvcache.compiled import compiled
 from kvcache.tree.arrays import (
+    CHILD,
     CHILDREN,
     DEPTH,
     FULL_LOCKS,
@@ -37,6 +38,7 @@ def new_root(nodes: Int32Array, meta: Int64Array) -> int:
     nodes[PAGES, root] = 0
     nodes[DEPTH, root] = 0
     nodes[CHILDREN, root] = 0
+    nodes[CHILD, root] = 0
     nodes[FULL_LOCKS, root] = 0
     nodes[SWA_LOCKS, root] = 0
     nodes[LIVE, root] = 0

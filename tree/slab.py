@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache.compiled import compiled
+from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
     FULL_NEXT,
     FULL_PREV,
@@ -34,7 +34,7 @@ from kvcache.tree.arrays import (
 _LOOKS = 8
 
 
-@compiled
+@inlined
 def new_record(nodes: Int32Array, meta: Int64Array) -> int:
     """Take a record: a spare one, else the next that was never used."""
     n = meta[M_SPARE]
@@ -46,7 +46,7 @@ def new_record(nodes: Int32Array, meta: Int64Array) -> int:
     return n
 
 
-@compiled
+@inlined
 def spare_record(nodes: Int32Array, meta: Int64Array, n: int) -> None:
     """Give a record back."""
     nodes[SWA_LOCKS, n] = SPARE
@@ -55,7 +55,7 @@ def spare_record(nodes: Int32Array, meta: Int64Array, n: int) -> None:
     meta[M_SPARE] = n
 
 
-@compiled
+@inlined
 def size_class(pages: int) -> int:
     """Return floor(log2(pages))."""
     c = 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kvcache.compiled import compiled
+from kvcache.compiled import inlined
 from kvcache.tree.arrays import Int32Array, TokenArray
 
 # Tokens a block: an early exit every 64 tokens costs nothing and the OR of XORs inside vectorises.
 _BLOCK = 64
 
 
-@compiled
+@inlined
 def matching_tokens(slab: Int32Array, a: int, keys: TokenArray, b: int, n: int) -> int:
     """Return how many tokens of `slab[a:a+n]` and `keys[b:b+n]` agree from the start."""
     # Slices first: indexing with a signed base would stop the vectoriser.
@@ -28,7 +28,7 @@ def matching_tokens(slab: Int32Array, a: int, keys: TokenArray, b: int, n: int) 
     return j
 
 
-@compiled
+@inlined
 def copy_tokens(slab: Int32Array, a: int, keys: TokenArray, b: int, n: int) -> None:
     """Copy `keys[b:b+n]` to `slab[a:a+n]`."""
     x = slab[a : a + n]
@@ -37,7 +37,7 @@ def copy_tokens(slab: Int32Array, a: int, keys: TokenArray, b: int, n: int) -> N
         x[i] = y[i]
 
 
-@compiled
+@inlined
 def storable_tokens(keys: TokenArray, b: int, n: int) -> bool:
     """Return whether all of `keys[b:b+n]` are in [0, 2^31)."""
     y = keys[b : b + n]

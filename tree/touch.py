@@ -28,16 +28,26 @@ NUM_NOTE = 3
 
 @compiled
 def note_touches(meta: Int64Array, results: Int32Array, notes: Int32Array) -> None:
-    """Note the matches of a batch; `notes` must have room for them."""
+    """Note the matches of a batch; `notes` must have room for them.
+
+    Where they repeat the notes that came last, as when a queue is matched again, nothing is added: touched
+    a second time in the same order, nothing changes its place.
+    """
     page_size = meta[M_PAGE_SIZE]
-    n = meta[M_TOUCHES]
+    first = meta[M_TOUCHES]
+    n = first
     for b in range(results.shape[1]):
         if results[FULL_HIT, b] > 0:
             notes[n, NOTE_NODE] = results[FULL_NODE, b]
             notes[n, NOTE_FULL] = results[FULL_HIT, b] // page_size
             notes[n, NOTE_REUSE] = results[REUSE, b] // page_size
             n += 1
-    meta[M_TOUCHES] = n
+    num = n - first
+    repeats = num <= first
+    for i in range(num if repeats else 0):
+        for field in range(NUM_NOTE):
+            repeats = repeats and notes[first + i, field] == notes[first - num + i, field]
+    meta[M_TOUCHES] = first if repeats else n
 
 
 @compiled

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache.compiled import compiled
+from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import Int64Array
 
 
@@ -86,7 +86,7 @@ def kept_windows(
     return n
 
 
-@compiled
+@inlined
 def next_edge(kept: Int64Array, num: int, i: int, page: int, end: int) -> tuple[int, int, bool]:
     """Return (interval to go on with, end of the stretch from `page` on, whether the stretch is kept)."""
     while i < num and kept[i, 1] <= page:
