@@ -2,6 +2,8 @@
 
 from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, parse_checkpoints
 from kvcache.config import CacheConfig
+from kvcache.decode_step import DecodeStep
+from kvcache.device_match import DeviceKeys, DeviceMatch
 from kvcache.errors import (
     CapacityError,
     ClosedError,
@@ -15,6 +17,7 @@ from kvcache.keys import KeyBatch, Ragged
 from kvcache.manager import KVCacheManager
 from kvcache.match_batch import MatchBatch
 from kvcache.stats import Capacity, CommitResult, EvictResult, Stats
+from kvcache.views import PageIndices, PageTable, Views
 
 __version__ = "0.1.0"
 
@@ -26,6 +29,9 @@ __all__ = [
     "CheckpointPolicy",
     "ClosedError",
     "CommitResult",
+    "DecodeStep",
+    "DeviceKeys",
+    "DeviceMatch",
     "Every",
     "EvictResult",
     "Hints",
@@ -35,10 +41,13 @@ __all__ = [
     "KVCacheManager",
     "KeyBatch",
     "MatchBatch",
+    "PageIndices",
+    "PageTable",
     "Ragged",
     "ReceiptError",
     "StaleMatchError",
     "Stats",
+    "Views",
     "__version__",
     "parse_checkpoints",
 ]

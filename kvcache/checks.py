@@ -36,6 +36,8 @@ def check_tensor(
 
 def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     """Return `value` as an int, or raise InvalidInputError unless it is one in [low, high]."""
+    if type(value) is int and value >= low and (high is None or value <= high):
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InvalidInputError(f"{name} must be an int, got {value!r}")
     if value < low or (high is not None and value > high):

@@ -148,7 +148,8 @@ class CacheCore:
     def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
         self._evicted_full += full
         self._evicted_swa += swa
-        self._plane.apply(ranges)
+        if len(ranges):
+            self._plane.apply(ranges)
         return EvictResult(full, swa)
 
     def _make_room(self, pages: int) -> Int32Array:

@@ -58,6 +58,7 @@ class DataPlane:
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
+        self._has_swa = config.has_swa
         self.pools = Pools(config)
         self.staging = Staging(config.device, max(_MIN_WORDS, _WORDS_PER_ROW * config.max_rows))
         self.full_top = config.full_pages
@@ -95,8 +96,7 @@ class DataPlane:
         room = p.num_descriptors(ranges, tails, states)
         if room == 0:
             return None
-        where = self.staging.part(7 * room)
-        desc = self.staging.host_part(where).reshape(7, room)
+        where, desc = self.staging.matrix(7, room)
         summary = self._summary
         p.fill_plan(
             ranges,
@@ -104,7 +104,7 @@ class DataPlane:
             tails,
             states,
             row_state,
-            self.config.has_swa,
+            self._has_swa,
             self.full_top,
             self.swa_top,
             desc,
@@ -116,45 +116,47 @@ class DataPlane:
 
     def _run(self, staged: _Staged) -> None:
         """Launch the phases of an uploaded plan."""
+        counts = staged.counts
+        self.launches += 3 - counts.count(0)
+        if self._host is not None:
+            # the twin goes through the descriptors in order, so it needs no call for each phase
+            h = self._host
+            apply_twin(
+                staged.desc,
+                h["page_table"],
+                h["slab"],
+                h["swa_map"],
+                h["full_stack"],
+                h["swa_stack"],
+                h["row_state"],
+                h["tops"],
+                0,
+                sum(counts),
+                max(staged.widest),
+                self.full_top,
+                self.swa_top,
+            )
+            return
         pools = self.pools
         start = 0
-        for num, widest in zip(staged.counts, staged.widest, strict=True):
+        for num, widest in zip(counts, staged.widest, strict=True):
             if num == 0:
                 continue
-            self.launches += 1
-            if self._host is not None:
-                h = self._host
-                apply_twin(
-                    staged.desc,
-                    h["page_table"],
-                    h["slab"],
-                    h["swa_map"],
-                    h["full_stack"],
-                    h["swa_stack"],
-                    h["row_state"],
-                    h["tops"],
-                    start,
-                    num,
-                    widest,
-                    self.full_top,
-                    self.swa_top,
-                )
-            else:
-                apply(
-                    self.staging.device_part(staged.where).view(staged.desc.shape),
-                    pools.page_table,
-                    pools.slab,
-                    pools.swa_map,
-                    pools.full_stack,
-                    pools.swa_stack,
-                    pools.row_state,
-                    pools.tops,
-                    start=start,
-                    num=num,
-                    max_pages=widest,
-                    full_top=self.full_top,
-                    swa_top=self.swa_top,
-                )
+            apply(
+                self.staging.device_part(staged.where).view(staged.desc.shape),
+                pools.page_table,
+                pools.slab,
+                pools.swa_map,
+                pools.full_stack,
+                pools.swa_stack,
+                pools.row_state,
+                pools.tops,
+                start=start,
+                num=num,
+                max_pages=widest,
+                full_top=self.full_top,
+                swa_top=self.swa_top,
+            )
             start += num
 
     def apply(
@@ -180,8 +182,8 @@ class DataPlane:
         num = desc.shape[1]
         staging = self.staging
         staging.begin()
-        where = staging.part(5 * num)
-        staging.host_part(where).reshape(5, num)[:] = desc
+        where, staged_desc = staging.matrix(5, num)
+        staged_desc[:] = desc
         staged = self._stage(evicted, _NO_INTS, _NO_TAILS, _NO_INTS, _NO_STATE)
         staging.upload()
         if staged is not None:
@@ -191,7 +193,7 @@ class DataPlane:
         if self._host is not None:
             h = self._host
             extend_twin(
-                staging.host_part(where).reshape(5, num),
+                desc,
                 h["page_table"],
                 h["full_stack"],
                 h["swa_stack"],
@@ -226,7 +228,7 @@ class DataPlane:
     def took(self, pages: int) -> None:
         """Count pages that were taken from both stacks."""
         self.full_top -= pages
-        if self.config.has_swa:
+        if self._has_swa:
             self.swa_top -= pages
 
     def _batch_part(self, rows: Int32Array) -> slice:

@@ -196,14 +196,19 @@ class KVCacheManager(CacheCore):
         """
         rows = self._rows(rows)
         lens = as_int_array("new_len", new_len, dtype=np.int32)
-        check_lens("new_len", self.rows, rows, lens, self.config.max_len)
+        state, config = self.rows.state, self.config
+        total, widest = -1, 0
+        desc = np.empty((5, rows.size), np.int32)
+        if lens.size == rows.size:
+            total, widest = row_ops.plan_extend(
+                state, rows, lens, config.page_size, config.max_len, desc
+            )
+        if total < 0:
+            check_lens("new_len", self.rows, rows, lens, config.max_len)
         if rows.size == 0:
             return
-        desc = np.empty((5, rows.size), np.int32)
-        state = self.rows.state
-        total, widest = row_ops.plan_extend(state, rows, lens, self.config.page_size, desc)
-        evicted = self._make_room(int(total))
-        self._plane.extend(desc, int(total), int(widest), evicted)
+        evicted = self._make_room(total)
+        self._plane.extend(desc, total, widest, evicted)
         row_ops.set_lens(state, row_ops.ALLOCATED, rows, lens, True)
 
     def step(self, rows: Any) -> None:

@@ -48,7 +48,7 @@ NUM_SUMMARY = 8
 
 def num_descriptors(ranges: Int32Array, tails: Int32Array, states: Int32Array) -> int:
     """Return how many descriptors `fill_plan` needs room for."""
-    return int(ranges.shape[0] + 2 * tails.shape[0] + states.shape[0])
+    return len(ranges) + 2 * len(tails) + len(states)
 
 
 @compiled

@@ -180,12 +180,23 @@ def frontier_of(computed: int, page_size: int, keep: int, bigram: bool) -> int:
 
 @compiled
 def plan_extend(
-    state: Int32Array, rows: Int32Array, new_len: Int32Array, page_size: int, desc: Int32Array
+    state: Int32Array,
+    rows: Int32Array,
+    new_len: Int32Array,
+    page_size: int,
+    max_len: int,
+    desc: Int32Array,
 ) -> tuple[int, int]:
-    """Fill extend descriptors [5, n] (kernels/layout.py); return (pages in all, most pages of a row)."""
+    """Fill extend descriptors [5, n] (kernels/layout.py).
+
+    Returns:
+        (pages in all, most pages of a row); (-1 - i, 0) if length i is not in [COMPUTED, max_len].
+    """
     total = 0
     widest = 0
     for i in range(rows.shape[0]):
+        if new_len[i] < state[COMPUTED, rows[i]] or new_len[i] > max_len:
+            return -1 - i, 0
         allocated = state[ALLOCATED, rows[i]]
         new = max(allocated, new_len[i])
         held = (allocated + page_size - 1) // page_size

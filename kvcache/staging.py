@@ -32,7 +32,9 @@ class _Buffer:
         on_host = device.type == "cpu"
         self.host = torch.empty(words, dtype=torch.int32) if on_host else pinned_empty(words)
         self.words: Int32Array = self.host.numpy()
-        self.device = self.host if on_host else torch.empty_like(self.host, device=device)
+        self.device = self.host
+        if not on_host:
+            self.device = torch.empty(words, dtype=torch.int32, device=device)
         self.copied: Any = None if on_host else copy_event()
 
     def is_free(self) -> bool:
@@ -92,6 +94,11 @@ class Staging:
             larger.words[:start] = self._current.words[:start]
             self._ring[self._at] = self._current = larger
         return slice(start, end)
+
+    def matrix(self, height: int, width: int) -> tuple[slice, Int32Array]:
+        """Reserve `height` x `width` int32; return where they lie and the view to fill, as `part` does."""
+        where = self.part(height * width)
+        return where, self._current.words[where].reshape(height, width)
 
     def host_part(self, where: slice) -> Int32Array:
         """Return the host view of a part. Valid until the next `part` of the call."""
