@@ -51,9 +51,11 @@ class RandomTree:
         """A key that follows an earlier one for a while, then goes its own way."""
         base = self.keys[self.rng.integers(len(self.keys))]
         cut = int(self.rng.integers(0, base.size + 1))
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.4:
+            cut = base.size  # grows: the earlier end keeps its window, tombstones follow
+        elif self.rng.random() < 0.5:
             cut = cut // self.page_size * self.page_size
-        more = self.rng.integers(0, most_pages * self.page_size + 2)
+        more = self.rng.integers(0, most_pages * self.page_size // 2 + 2)
         own = self.rng.integers(0, self.vocabulary, more)
         if self.rng.random() < 0.3:
             own = np.repeat(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,24 @@ def logs() -> dict[str, Program]:
     return {name: record(name, config, CALLS) for name, config in CONFIGS.items()}
 
 
-def in_a_process(hash_seed: int, programs: list[Program]) -> list[list[Digests]]:
-    """Replay logs in a process of its own."""
+def in_processes(hash_seeds: list[int], programs: list[Program]) -> list[list[list[Digests]]]:
+    """Replay logs in a process for each hash seed, at the same time."""
     given = json.dumps([{"config": p.config, "ops": p.ops} for p in programs])
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "operation_log.py")],
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+
+    def replayed(hash_seed: int) -> list[list[Digests]]:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "operation_log.py")],
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(replayed, hash_seeds)]
 
 
 def test_a_log_does_everything(logs: dict[str, Program]) -> None:
@@ -52,7 +58,7 @@ def test_a_log_does_everything(logs: dict[str, Program]) -> None:
 
 def test_processes_with_other_hash_seeds_come_to_the_same_state(logs: dict[str, Program]) -> None:
     programs = [*logs.values()]
-    first, second = (in_a_process(seed, programs) for seed in (1, 4242))
+    first, second = in_processes([1, 4242], programs)
     for program, got, want in zip(programs, first, second, strict=True):
         assert_same(program, got, want)
         assert_same(program, got, replay(program))

@@ -32,7 +32,11 @@ def _rows_and_pages(
     allocated = rng.integers(0, most + 1, num_rows)
     allocated[rng.random(num_rows) < 0.15] = 0
     if num_rows:
-        allocated[rng.integers(num_rows)] = most
+        # the widest row is the last one of the page table: a read beyond it leaves the tensor
+        widest = int(rng.integers(num_rows))
+        allocated[widest] = most
+        rows[:num_rows] = np.where(used == max_rows - 1, used[widest], used)
+        rows[widest] = max_rows - 1
     chunk = np.where(rng.random(num_rows) < 0.6, 1, rng.integers(0, most + 1, num_rows))
     computed = np.maximum(allocated - chunk, 0)
     state = np.full((ROW_FIELDS, max_rows), GARBAGE, np.int32)

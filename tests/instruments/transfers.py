@@ -52,6 +52,11 @@ class Transfers:
         self.land()
         return flight not in self._flights
 
+    def finish(self, flight: _Flight) -> None:
+        """Wait for the copies that an event stands for, and so for all before them."""
+        self.land()
+        self._flights = [other for other in self._flights if other.number > flight.number]
+
     def land(self) -> None:
         """Check all copies under way; those whose time has come are done."""
         flights, self._flights = self._flights, []
@@ -70,6 +75,10 @@ class CopyEvent:
 
     def record(self) -> None:
         self._flight = self._transfers.record()
+
+    def synchronize(self) -> None:
+        if self._flight is not None:
+            self._transfers.finish(self._flight)
 
     def query(self) -> bool:
         return self._flight is None or self._transfers.is_done(self._flight)

@@ -55,10 +55,17 @@ def test_indices(page_size: int, unit: str, window: int, has_lens: bool) -> None
 
 
 @pytest.mark.parametrize("window", [0, 40], ids=["full", "swa"])
+@pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("max_pages", [511, 512, 513, 9 * 512 + 1])
-def test_indices_block_edges(max_pages: int, window: int) -> None:
+def test_indices_block_edges(max_pages: int, num_rows: int, window: int) -> None:
     case = fill_indices_case(
-        max_pages, num_rows=2, page_size=2, max_pages=max_pages, unit=2, window=window
+        max_pages,
+        num_rows=num_rows,
+        num_lanes=num_rows,
+        page_size=2,
+        max_pages=max_pages,
+        unit=2,
+        window=window,
     )
     assert_same(run(case), expected(case))
 
@@ -75,12 +82,13 @@ def test_indices_adds_up_rows_block_by_block(
 
 
 SANITIZED: dict[str, Callable[[], Case]] = {
-    "table": lambda: fill_table_case(1, num_rows=5, page_size=4, max_pages=40),
+    "table": lambda: fill_table_case(1, num_rows=5, page_size=4, max_pages=48),
     "table_odd_width": lambda: fill_table_case(
         2, num_rows=5, page_size=4, max_pages=40, aligned=False
     ),
+    "table_swa": lambda: fill_table_case(8, num_rows=5, page_size=16, max_pages=48, window=100),
     "table_swa_lens": lambda: fill_table_case(
-        3, num_rows=5, page_size=16, max_pages=40, window=100, has_lens=True
+        3, num_rows=5, page_size=16, max_pages=48, window=100, has_lens=True
     ),
     "pages": lambda: fill_indices_case(4, num_rows=9, page_size=4, max_pages=40, unit=4),
     "pages_swa_lens": lambda: fill_indices_case(
@@ -104,8 +112,9 @@ SANITIZED: dict[str, Callable[[], Case]] = {
 def test_no_fault_and_the_same_result_in_any_order(
     name: str, mode: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for block in ("fill_table._BLOCK", "fill_indices._BLOCK"):
-        monkeypatch.setattr(f"kvcache.kernels.{block}", 16)
+    # a table is two blocks of columns wide, the last of them in part
+    monkeypatch.setattr("kvcache.kernels.fill_table._BLOCK", 32)
+    monkeypatch.setattr("kvcache.kernels.fill_indices._BLOCK", 16)
     monkeypatch.setattr("kvcache.kernels.fill_indices._BLOCK_ROWS", 4)
     case = SANITIZED[name]()
     with sanitize(**mode):
