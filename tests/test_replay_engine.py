@@ -243,6 +243,18 @@ class TestTightPools:
         # what comes back is a hit of its own, not of the prompt
         assert result.reused_tokens <= result.full_hit_tokens <= 20 * 8
 
+    def test_who_is_retracted_beside_another_was_not_alone(self) -> None:
+        trace = make_workload("shared-prompt", sizes(requests=2, output_len=40))
+        engine = Engine(trace, config(chunk=0))
+        while len(engine._decoding) < 2:
+            engine._step()
+        first, second = sorted(engine._decoding.requests, key=lambda request: request.index)
+        engine._retract_youngest()
+        assert (first.stuck_len, second.stuck_len) == (-1, -1)
+        engine._retract_youngest()
+        assert first.stuck_len == first.input_len + 1
+        engine.close()
+
     @pytest.mark.parametrize("running", [1, 6])
     def test_pools_of_one_request_serve_all(self, running: int) -> None:
         """70 prompt and 40 output tokens: 28 pages, and 3 SWA pages for a window and one more."""

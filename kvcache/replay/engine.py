@@ -131,10 +131,10 @@ class Engine:
     def _retract_youngest(self) -> None:
         """Send the request that came last back to the queue."""
         scheduler = self._scheduler
-        request = scheduler.youngest()
+        request, alone = scheduler.youngest(), scheduler.num_running == 1
         if request in self._decoding.requests:
             self._decoding.remove([request])
-        if scheduler.num_running == 1:
+        if alone:
             # the pools hold whatever was not refused: alone, it gets further every time
             assert request.computed_len > request.stuck_len
             request.stuck_len = request.computed_len
