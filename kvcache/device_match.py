@@ -55,10 +55,13 @@ class DeviceKeys:
                 raise InvalidInputError(
                     f"starts and lens must be >= 0, got {starts.min()} and {lens.min()}"
                 )
-            last = int((starts + lens).max())
-            if last > tokens.numel():
+            # not starts + lens > numel: the sum could wrap
+            long = np.flatnonzero(lens > tokens.numel() - starts)
+            if long.size:
+                b = int(long[0])
                 raise InvalidInputError(
-                    f"keys must end within tokens ({tokens.numel()}), got a key that ends at {last}"
+                    f"keys must end within tokens ({tokens.numel()}), "
+                    f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
                 )
         self.tokens = tokens
         self.starts: Int64Array = starts
@@ -127,6 +130,10 @@ class DeviceMatch:
             self._copied = staging_module.copy_event()
             self._copied.record()
 
+    def is_of(self, tree: RadixTree) -> bool:
+        """Return whether it matched against `tree`."""
+        return self._matcher.tree is tree
+
     def fetch(self) -> MatchBatch:
         """Return the results for the host. Waits until the device has matched and copied them.
 
@@ -139,7 +146,7 @@ class DeviceMatch:
             if self._copied is not None:
                 self._copied.synchronize()
             results = self._host.numpy().copy()
-            self._batch = MatchBatch(results, self.namespaces)
+            self._batch = MatchBatch(results, self.namespaces, self._matcher.tree)
             if self._touch:
                 self._matcher.touch(results)
         return self._batch
@@ -149,7 +156,7 @@ class DeviceMatcher:
     """Matches batches of keys on the device, and binds what they found; made at the first such match."""
 
     def __init__(self, tree: RadixTree, plane: DataPlane) -> None:
-        self._tree = tree
+        self.tree = tree
         self._plane = plane
         self.mirror = TreeMirror(tree, plane)
 
@@ -157,7 +164,6 @@ class DeviceMatcher:
         """Match a batch: one upload, one launch, and one more where the tree changed. Does not wait."""
         plane, mirror, config = self._plane, self.mirror, self._plane.config
         device = plane.pools.tops.device
-        check_tensor("tokens", keys.tokens, ndim=1, dtype=keys.tokens.dtype, device=device)
         num = len(keys)
         results = torch.empty((MATCH_FIELDS, num), dtype=torch.int32, device=device)
         found = DeviceMatch(self, results, handles, touch)
@@ -201,12 +207,6 @@ class DeviceMatcher:
                 aligned=not (keys.starts % ALIGN).any(),
             )
         return found
-
-    def fetch(self, found: DeviceMatch) -> MatchBatch:
-        """Return the results of a match for the host; InvalidInputError if it is of another manager."""
-        if found._matcher is not self:
-            raise InvalidInputError("batch must be of this manager, got a match of another one")
-        return found.fetch()
 
     def bind(self, found: DeviceMatch, index: Int64Array, rows: Int32Array) -> None:
         """Bind the reusable pages of requests `index` into rows: one upload, one launch.
@@ -253,4 +253,4 @@ class DeviceMatcher:
 
     def touch(self, results: Int32Array) -> None:
         """Make what a match found the most recent, as far as it still stands."""
-        self._tree.touch_matched(results)
+        self.tree.touch_matched(results)

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kvcache import rows as row_ops
-from kvcache.checks import as_int_array, check_type
+from kvcache.checks import as_int_array, check_tensor, check_type
 from kvcache.core import CacheCore
 from kvcache.data_plane import NO_RANGES
 from kvcache.device_match import DeviceKeys, DeviceMatch
@@ -105,9 +105,10 @@ class KVCacheManager(CacheCore):
             check_type("previous", previous, MatchBatch)
             if previous.namespaces.tobytes() != handles.tobytes():
                 raise InvalidInputError("previous must be of the same batch: namespaces differ")
+            self._check_owner("previous", previous)
             hints = previous.results
         results = self.tree.match(keys.tokens, keys.starts, keys.lens, handles, hints, touch=touch)
-        return MatchBatch(results, handles)
+        return MatchBatch(results, handles, self.tree)
 
     def _match_on_device(
         self, keys: Any, namespaces: Any, previous: Any, touch: bool, on: str
@@ -118,7 +119,18 @@ class KVCacheManager(CacheCore):
         if previous is not None:
             raise InvalidInputError("previous must be None for a match on the device")
         handles = self._namespaces.handles(namespaces, len(keys))
+        check_tensor(
+            "tokens",
+            keys.tokens,
+            ndim=1,
+            dtype=keys.tokens.dtype,
+            device=self._plane.pools.tops.device,
+        )
         return self._device_matcher().match(keys, handles, touch=touch)
+
+    def _check_owner(self, name: str, batch: MatchBatch) -> None:
+        if batch.tree is not self.tree and len(batch):
+            raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
 
     def admit(self, batch: MatchBatch | DeviceMatch, index: Any = None) -> Int32Array:
         """Take a row for each request, lock its prefix, and bind the reused pages into the row.
@@ -134,13 +146,17 @@ class KVCacheManager(CacheCore):
         Raises:
             CapacityError: Fewer than n rows are free.
             StaleMatchError: A prefix, or what stood behind it in the tree, lost a page since the match.
-            InvalidInputError: An index is out of range, or a prefix is longer than `max_len`.
+            InvalidInputError: An index is out of range, a prefix is longer than `max_len`, or the batch is of
+                another manager.
         """
         self._check_open()
         found = batch
         if isinstance(batch, DeviceMatch):
-            batch = self._device_matcher().fetch(batch)
+            if not batch.is_of(self.tree):
+                raise InvalidInputError("batch must be of this manager, got a match of another one")
+            batch = batch.fetch()
         check_type("batch", batch, MatchBatch)
+        self._check_owner("batch", batch)
         if index is None:
             chosen = np.arange(len(batch))
         else:
@@ -332,7 +348,7 @@ class KVCacheManager(CacheCore):
         prefix = self.tree.prefix_hints(self.rows.receipts[rows])
         self._end(rows, ranges)
         results = self.tree.match(keys.tokens, keys.starts, computed, handles, prefix, touch=False)
-        return MatchBatch(results, handles)
+        return MatchBatch(results, handles, self.tree)
 
     def abort(self, rows: Any) -> None:
         """End rows without inserting anything: free their own pages, unlock, return the rows.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
+from kvcache.errors import InvalidInputError
 from kvcache.tree import match as m
+
+if TYPE_CHECKING:
+    from kvcache.tree.radix_tree import RadixTree
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -25,11 +31,14 @@ class MatchBatch:
         namespaces: [batch] int64 handles.
     """
 
-    __slots__ = ("namespaces", "results")
+    __slots__ = ("namespaces", "results", "tree")
 
-    def __init__(self, results: Int32Array, namespaces: Int64Array) -> None:
+    def __init__(
+        self, results: Int32Array, namespaces: Int64Array, tree: RadixTree | None = None
+    ) -> None:
         self.results = results
         self.namespaces = namespaces
+        self.tree = tree  # whose nodes the results name; None: they name none
 
     def __len__(self) -> int:
         return int(self.results.shape[1])
@@ -53,17 +62,25 @@ class MatchBatch:
         """Return the results of some requests, in the order of `index`; they are copied."""
         chosen = np.asarray(index, np.int64)
         return MatchBatch(
-            np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy()
+            np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy(), self.tree
         )
 
     @staticmethod
     def concatenate(batches: list[MatchBatch]) -> MatchBatch:
-        """Join batches, for instance the hints of a waiting queue."""
+        """Join batches, for instance the hints of a waiting queue.
+
+        Raises:
+            InvalidInputError: They are of different managers.
+        """
+        trees = {id(b.tree): b.tree for b in batches if len(b)}
+        if len(trees) > 1:
+            raise InvalidInputError("batches must be of one manager, got several")
         if not batches:
             return MatchBatch(np.zeros((m.NUM_RESULTS, 0), np.int32), np.zeros(0, np.int64))
         return MatchBatch(
             np.concatenate([b.results for b in batches], axis=1),
             np.concatenate([b.namespaces for b in batches]),
+            next(iter(trees.values()), None),
         )
 
     def __repr__(self) -> str:

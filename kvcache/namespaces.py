@@ -28,9 +28,10 @@ class Namespaces:
 
     def handle(self, key: Hashable) -> int:
         """Return the handle of `key`; a new namespace takes a root, an empty one's where all are taken."""
-        if not isinstance(key, Hashable):
-            raise InvalidInputError(f"key must be hashable, got a {type(key).__name__}")
-        known = self._handles.get(key)
+        try:
+            known = self._handles.get(key)
+        except TypeError as error:  # a tuple is hashable by its type, with a list in it not
+            raise InvalidInputError(f"key must be hashable, got {key!r}") from error
         if known is not None:
             return known
         if self._tree.num_roots >= self._tree.max_roots:

@@ -12,10 +12,12 @@ from exact_world import World, pack, run_decode_step
 from kvcache import (
     CapacityError,
     InvalidInputError,
+    MatchBatch,
     Ragged,
     StaleMatchError,
 )
 from kvcache.decode_step import DecodeStep
+from kvcache.device_match import DeviceKeys
 
 
 class Refusal(NamedTuple):
@@ -82,7 +84,12 @@ for _call, _make in WITH_ROWS.items():
 # -- namespaces, match, admit ----------------------------------------------------------------------
 
 refused("namespace: too many", lambda w: w.m.namespace("c"), "max_namespaces", CapacityError)
-refused("namespace: unhashable", lambda w: w.m.namespace(["a"]), "key must be hashable, got a list")
+refused("namespace: a list", lambda w: w.m.namespace(["a"]), r"key must be hashable, got \['a'\]")
+refused(
+    "namespace: a list in it",
+    lambda w: w.m.namespace(("a", [1])),
+    r"key must be hashable, got \('a', ",
+)
 for _name, _handle, _message in (
     ("unknown", lambda w: 2**40 + 12345, "must be the handle of a standing namespace"),
     ("negative", lambda w: -1, "must be the handle of a standing namespace, got -1"),
@@ -132,6 +139,26 @@ refused(
 refused(
     "admit: no MatchBatch", lambda w: w.m.admit(None), "batch must be a MatchBatch, got NoneType"
 )
+refused(
+    "match: previous of another manager",
+    lambda w: w.m.match(pack([1], [2], [3]), previous=w.of_another),
+    "previous must be of this manager, got a match of another one",
+)
+refused(
+    "admit: of another manager",
+    lambda w: w.m.admit(w.of_another, [0]),
+    "batch must be of this manager, got a match of another one",
+)
+refused(
+    "admit: of another manager, on the device",
+    lambda w: w.m.admit(w.of_another_on_device, [0]),
+    "batch must be of this manager, got a match of another one",
+)
+refused(
+    "concatenate: of two managers",
+    lambda w: MatchBatch.concatenate([w.found, w.of_another]),
+    "batches must be of one manager, got several",
+)
 refused("admit: index of floats", lambda w: w.m.admit(w.found, [0.5]), "index must hold integers")
 refused("admit: index past it", lambda w: w.m.admit(w.found, [0, 3]), r"index must be in \[0, 3\)")
 refused(
@@ -145,6 +172,38 @@ refused(
     "request 0 must be matched again",
     StaleMatchError,
 )
+
+for _name, _call, _message in (
+    (
+        "a KeyBatch",
+        lambda w: w.m.match(pack([1]), on="device"),
+        "keys must be a DeviceKeys, got KeyBatch",
+    ),
+    (
+        "nowhere",
+        lambda w: w.m.match(w.device_keys, on="gpu"),
+        "on must be 'host' or 'device', got 'gpu'",
+    ),
+    ("on the host", lambda w: w.m.match(w.device_keys), "keys must be a KeyBatch, got DeviceKeys"),
+    (
+        "with a hint",
+        lambda w: w.m.match(w.device_keys, previous=w.found, on="device"),
+        "previous must be None for a match on the device",
+    ),
+    (
+        "a dropped namespace",
+        lambda w: w.m.match(w.device_keys, w.ns_dropped, on="device"),
+        "must be the handle of a standing namespace",
+    ),
+    (
+        "keys on another device",
+        lambda w: w.m.match(
+            DeviceKeys(torch.zeros(1, dtype=torch.int64, device="meta"), [0], [1]), on="device"
+        ),
+        "tokens must be on",
+    ),
+):
+    refused(f"match on the device: {_name}", _call, _message)
 
 # -- lengths and pages -----------------------------------------------------------------------------
 

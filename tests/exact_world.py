@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kvcache import (
 )
 from kvcache.checkpoints import Branch
 from kvcache.decode_step import DecodeStep
+from kvcache.device_match import DeviceKeys
 from kvcache.views import Views
 
 FULL_PAGES, SWA_PAGES, MAX_LEN = 48, 40, 60
@@ -77,11 +79,19 @@ class World:
         # token slots on the device
         self.one, self.two = (torch.zeros(n, dtype=torch.int64, device=device) for n in (1, 2))
         self.floats, self.int32 = self.one.float(), self.one.int()
+        self.device_keys = DeviceKeys(self.two, [0], [2])
         self.decode = DecodeStep(self.m, views=("token_slots",), num_lanes=3, max_slots=80)
         self.few_slots = Views(self.m, max_slots=40)
         # recency that waits
         self.found = self.m.match(pack(tokens(2, 30), tokens(1, 14), tokens(5, 14)))
         assert self.found.reuse_len.max() > 0
+        # as many requests, in the namespace of the same handle, but of another cache
+        another = KVCacheManager(
+            replace(self.m.config, full_pages=4 * FULL_PAGES, max_len=4 * MAX_LEN)
+        )
+        self.of_another = another.match(pack([1], [2], [3]))
+        assert self.of_another.namespaces.tobytes() == self.found.namespaces.tobytes()
+        self.of_another_on_device = another.match(self.device_keys, on="device")
 
     def _start(self, key: list[int], length: int, namespace: int | None = None) -> int:
         (row,) = self.m.admit(self.m.match(pack(key[:-1]), namespace))

@@ -258,6 +258,10 @@ def test_refuses_what_does_not_fit() -> None:
         cache.match(keys, previous=found.fetch(), on="device")  # type: ignore[call-overload]
     with pytest.raises(InvalidInputError, match="keys must end within tokens"):
         DeviceKeys(tokens, [5], [6])
+    with pytest.raises(
+        InvalidInputError, match=r"keys must end within tokens \(10\), got keys\[1\]"
+    ):
+        DeviceKeys(tokens, [0, 2**63 - 1], [1, 1])  # starts + lens wraps
     with pytest.raises(InvalidInputError, match=r"tokens must be int32 or int64, got torch\.int16"):
         DeviceKeys(tokens.short(), [5], [5])
     with pytest.raises(InvalidInputError, match="starts and lens must be >= 0"):
