@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 PYTEST := $(BIN)/pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types bench wheel-check coverage mutants soak clean
+.PHONY: help demo test lint format types bench bench-peers wheel-check coverage mutants soak clean
 
 help:
 	@echo 'make demo         replay a workload under all policies (TRACE=path: replay that trace)'
@@ -23,10 +23,11 @@ help:
 	@echo 'make lint         ruff: check and format --check (make format: repair)'
 	@echo 'make types        mypy'
 	@echo 'make bench        the benchmarks of perf/'
+	@echo 'make bench-peers  side by side with SGLang (BENCH_ARGS=--quick: about a minute)'
 	@echo 'make wheel-check  build the wheel, install it beside packages of the same names, import it'
 	@echo 'make coverage     make test, with branch coverage'
 	@echo 'make mutants      plant bugs in a copy of the sources and see a test fail for each'
-	@echo 'make soak         property test and validator, for minutes (SOAK_SECONDS)'
+	@echo 'make soak         property test, validator and storms, for minutes (SOAK_SECONDS)'
 	@echo 'make clean        remove what was built, the virtual environment included'
 
 # the stamps: an install is repeated when the project file or a pin changed
@@ -63,6 +64,7 @@ mutants: .venv/.installed
 soak: .venv/.installed
 	$(PYTEST) tests/test_stateful.py --hypothesis-profile=soak
 	$(BIN)/kvcache validate --seconds $(SOAK_SECONDS)
+	$(BIN)/python tests/storm.py --seconds $(SOAK_SECONDS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -80,9 +82,13 @@ types: .venv/.installed-dev
 bench: .venv/.installed
 	set -e; for file in $(filter-out perf/_%,$(wildcard perf/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(BENCH_ARGS); done
 
+# in an environment of its own, which it makes; says why and ends with status 0 where SGLang cannot run
+bench-peers:
+	$(PYTHON) perf/peers/run.py --pip-args='$(PIP_ARGS)' -- $(BENCH_ARGS)
+
 wheel-check: .venv/.installed-dev
 	$(BIN)/python tools/wheel_check.py
 
 clean:
-	rm -rf .venv build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-peers build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find kvcache kernels tree tests perf tools examples -name __pycache__ -prune -exec rm -rf {} +

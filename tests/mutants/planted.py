@@ -44,11 +44,11 @@ MUTANTS = [
         f"{_FRONTIER} -k never_reaches",
     ),
     Mutant(
-        "frontier moves back",
+        "the host's frontier stands still",
         "kvcache/rows.py",
-        "new = max(old, frontier_of(state[COMPUTED, r], page_size, keep, bigram))",
-        "new = frontier_of(state[COMPUTED, r], page_size, keep, bigram)",
-        _STATEFUL,
+        "        state[FRONTIER, r] = new\n",
+        "        state[FRONTIER, r] = old\n",
+        _FRONTIER,
     ),
     Mutant(
         "SWA of a prefix stays locked",
@@ -70,7 +70,7 @@ MUTANTS = [
         "kvcache/plan.py",
         "(r.DROP_ROW, layout.DROP_ROW, 0, 0, 1)",
         "(r.DROP_ROW, layout.DROP_ROW, 0, 0, 0)",
-        f"{_OWNERSHIP} -k slid_out",
+        _FRONTIER,
     ),
     Mutant(
         "rows repointed before their pages are read",
@@ -97,15 +97,15 @@ MUTANTS = [
     Mutant(
         "adoption leaves the old map entry",
         "kernels/apply.py",
-        "swa_map[slab[slot + i]] = swa_map[leaving]\n                swa_map[leaving] = 0\n",
-        "swa_map[slab[slot + i]] = swa_map[leaving]\n",
+        "= swa_map[cells[i]]\n                    swa_map[cells[i]] = 0\n",
+        "= swa_map[cells[i]]\n",
         f"{_OWNERSHIP} -k healed",
     ),
     Mutant(
         "extend pops the same page twice",
         "kernels/extend.py",
-        "full_page = full_stack[full_top - 1 - pop]",
-        "full_page = full_stack[full_top - 1 - pop // 2]",
+        "popped = full_stack[full_top - first_pop - n : full_top - first_pop]",
+        "popped = full_stack[full_top - n : full_top]",
         f"{_OWNERSHIP} -k nothing_new",
     ),
     # tree: match
@@ -270,15 +270,15 @@ MUTANTS = [
     Mutant(
         "a stale match is admitted",
         "kvcache/manager.py",
-        "            stale = self.tree.still_holds(batch.results, chosen)\n",
-        "            stale = -1\n",
+        "        stale = self.tree.still_holds(batch.results, chosen, batch.namespaces)\n",
+        "        stale = -1\n",
         _STATEFUL,
     ),
     Mutant(
         "a namespace's handle outlives it",
         "tree/roots.py",
-        "if nodes[GEN, root] != handles[i] >> 32 or nodes[SWA_LOCKS, root] < 0:",
-        "if nodes[SWA_LOCKS, root] < 0:",
+        "        if not is_root(nodes, handles[i]):\n",
+        "        if not is_root(nodes, handles[i]) and nodes[SWA_LOCKS, handles[i] & 0xFFFFFFFF] < 0:\n",
         f"{_KEYS} -k dropped_namespace",
     ),
 ]

@@ -51,14 +51,14 @@ def _tests_fail(root: Path, tests: str) -> tuple[bool, str]:
     return done.returncode == 1, (lines or done.stdout.splitlines()[-1:] or [done.stderr])[0][:150]
 
 
-def _plant(root: Path, mutant: Mutant) -> None:
-    path = root / mutant.path
-    text = (ROOT / mutant.path).read_text()
-    if text.count(mutant.old) != 1:
-        raise SystemExit(
-            f"{mutant.name}: {mutant.path} has {text.count(mutant.old)} x {mutant.old!r}"
-        )
-    path.write_text(text.replace(mutant.old, mutant.new))
+def _not_there(root: Path, mutants: list[Mutant]) -> list[str]:
+    """Return a line for each mutant whose text does not occur exactly once."""
+    counts = {m.name: (root / m.path).read_text().count(m.old) for m in mutants}
+    return [
+        f"{m.name}: {m.path} has {counts[m.name]} x {m.old!r}"
+        for m in mutants
+        if counts[m.name] != 1
+    ]
 
 
 def main() -> int:
@@ -69,16 +69,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         _copy(root)
+        stale = _not_there(root, chosen)
+        if stale:
+            raise SystemExit("\n".join(stale))
         for tests in sorted({m.tests for m in chosen}):
             failed, line = _tests_fail(root, tests)
             if failed:
                 raise SystemExit(f"without a mutant, {tests} fails: {line}")
         for mutant in chosen:
-            _plant(root, mutant)
+            path = root / mutant.path
+            text = path.read_text()
+            path.write_text(text.replace(mutant.old, mutant.new))
             caught, line = _tests_fail(root, mutant.tests)
+            path.write_text(text)
             survivors += not caught
             print(f"{'caught  ' if caught else 'SURVIVED'} {mutant.name:45} {line}", flush=True)
-            shutil.copy(ROOT / mutant.path, root / mutant.path)
     print(f"{len(chosen) - survivors} passed, {survivors} failed")
     return 1 if survivors else 0
 
