@@ -106,7 +106,7 @@ MUTANTS = [
         "kernels/extend.py",
         "popped = full_stack[full_top - first_pop - n : full_top - first_pop]",
         "popped = full_stack[full_top - n : full_top]",
-        f"{_OWNERSHIP} -k nothing_new",
+        "tests/test_kernels_extend.py",
     ),
     # tree: match
     Mutant(
@@ -128,14 +128,14 @@ MUTANTS = [
         "tree/match.py",
         "    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= pos:\n",
         "    while False:\n",
-        _STATEFUL,
+        "tests/test_match_hints.py",
     ),
     Mutant(
         "a bigram key's first token is ignored",
         "tree/children.py",
-        "and (not at_top or nodes[HEAD, child] == head)",
-        "and True",
-        f"{_FRONTIER} {_STATEFUL}",
+        "if child == 0 or (at_top and nodes[HEAD, child] != head):",
+        "if child == 0:",
+        f"{_FRONTIER} -k first_token",
     ),
     # tree: insert
     Mutant(
