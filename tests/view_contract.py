@@ -20,7 +20,7 @@ def listed_tokens(computed: int, kv_len: int, window: int, unit: int) -> tuple[l
         return list(range(kv_len)), 0
     # with no query at all: what one at `computed` would read
     queries = range(computed, max(kv_len, computed + 1))
-    read = {t for q in queries for t in range(q + 1) if q - window < t}
+    read = {t for q in queries for t in range(max(q - window + 1, 0), q + 1)}
     start = min(read) // unit * unit
     covered = list(range(start, kv_len))
     assert read - {computed} <= set(covered), "a query reads a token that the view lacks"
