@@ -6,6 +6,7 @@ import pytest
 from by_hand import ByHand, run_of
 
 from kvcache import KeyBatch
+from kvcache.tree import arrays as a
 from kvcache.tree.arrays import FULL_LOCKS, FULL_PREV, M_NODES, OUT, SWA_PREV
 
 
@@ -165,3 +166,23 @@ def test_a_broken_window_gives_up_its_rest_before_another_is_touched() -> None:
     assert cache.m.stats().tree_swa_pages == whole
     assert cache.match(b) == (40, 40, None)
     cache.drain()
+
+
+def test_in_a_window_that_was_read_the_deep_pages_are_the_more_recent() -> None:
+    """The kind of D30: of two windows that overlap, the one that was read last stands."""
+    page, pages = 4, 8
+    cache = ByHand(page, 4 * page, checkpoints=f"every={page}")
+    key = run_of(1, pages * page)
+    cache.put(key)
+    for end in range(1, pages):  # a node for every page
+        cache.put(key[: end * page] + run_of(1 + end, page))
+    cache.match(key, touch=True)
+    cache.match(key[: 6 * page], touch=True)
+    cache.m.evict(0, 0)  # what waits to be noted is noted
+    nodes = cache.m.tree.nodes
+    order = []
+    node = nodes[a.SWA_NEXT, 0]
+    while node != 0 and len(order) < 6:
+        order.append(int(nodes[a.DEPTH, node]))
+        node = nodes[a.SWA_NEXT, node]
+    assert order == [5, 4, 3, 2, 7, 6]

@@ -200,7 +200,7 @@ MUTANTS = [
         "tree/recency.py",
         "            push_swa(nodes, x, after)\n            after = x\n",
         "            push_swa(nodes, x, 0)\n",
-        _STATEFUL,
+        f"{_EVICTION} -k deep_pages",
     ),
     Mutant(
         "freed slots are not joined to the left",
