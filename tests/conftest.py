@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 # timings are no tests; the same examples in every run of the suite, new ones in a soak
 settings.register_profile(
     "suite",
-    max_examples=40,
-    stateful_step_count=40,
+    max_examples=80,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -6,17 +6,16 @@ A failure is shrunk, and its note is a Python script that repeats it. `make soak
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import note
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
-    multiple,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -25,8 +24,27 @@ from kvcache.validate import Driver
 from kvcache.validate.bad_calls import BAD_CALLS
 from kvcache.validate.program import Program
 
-NAMESPACES = st.sampled_from([None, None, None, "a", "b"])
-EXTRA = st.sampled_from([0, 0, 0, 1, 2, -1])
+NAMESPACES = st.sampled_from([None, None, None, None, "a", "b"])
+# tokens of a key beyond those computed
+EXTRA = st.sampled_from([0, 0, 0, 0, 0, 1, 2, -1])
+SELDOM = st.integers(0, 1000).map(lambda n: n % 8 == 3)
+CALLS = (
+    *(
+        "match",
+        "admit",
+        "extend",
+        "step",
+        "advance",
+        "slide",
+        "commit",
+        "finish",
+        "retract",
+        "abort",
+    ),
+    *("evict", "flush", "drop_namespace", "bad"),
+)
+# what the machines of a run came to; a run in which nothing is reused or evicted proves nothing
+SEEN: Counter[str] = Counter()
 
 
 @st.composite
@@ -59,15 +77,15 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "hints": draw(st.booleans()),
         "every": draw(st.sampled_from([0, 0, 1, page_size, 2 * page_size + 1])),
         "key_dtype": draw(st.sampled_from(["int32", "int64"])),
+        "match_on": draw(st.sampled_from(["host", "device"])),
     }
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Every rule is one call on both sides; the driver compares all state and runs every invariant."""
+    """Rules are runs of calls as an engine makes them, and single calls of any kind in between.
 
-    matches = Bundle("matches")
-    requests = Bundle("requests")
-    texts = Bundle("texts")
+    After every call the driver compares all state of manager and oracle.
+    """
 
     @initialize(config=configs())
     def build(self, config: dict[str, Any]) -> None:
@@ -75,6 +93,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.driver = Driver(**config, check_every=1)
         self.page_size = config["page_size"]
         self.max_len = config["max_len"]
+        self.texts = [[0] * self.max_len]
+        self.matches: list[str] = []
         self.num_names = 0
 
     def call(self, name: str, *args: Any) -> None:
@@ -84,121 +104,192 @@ class CacheMachine(RuleBasedStateMachine):
         except Exception as error:
             note(self.program.script(f"{type(error).__name__}: {error}"))
             raise
+        SEEN[name] += 1
 
-    def name(self, letter: str) -> str:
+    def new_name(self, letter: str) -> str:
         self.num_names += 1
         return f"{letter}{self.num_names}"
 
-    def row_of(self, name: str) -> Any:
-        """The oracle's row of a running request, None once it ended."""
-        request = self.driver.running().get(name)
-        return None if request is None else self.driver.oracle.rows[request.row]
+    def running(self) -> list[str]:
+        return [*self.driver.running()] if hasattr(self, "driver") else []
 
-    # texts: few letters in runs, often the beginning of another text
+    def some(self, data: st.DataObject, most: int = 3) -> list[str]:
+        """Running requests, each once."""
+        names = st.lists(st.sampled_from(self.running()), min_size=1, max_size=most, unique=True)
+        return data.draw(names)
 
-    @rule(target=texts, data=st.data())
-    def new_text(self, data: st.DataObject) -> list[int]:
-        letters = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=4))
-        run = data.draw(st.integers(1, 1 + self.page_size))
-        return [x for x in (letters * self.max_len) for _ in range(run)][: self.max_len]
+    def computed(self, name: str) -> int:
+        return self.driver.oracle.rows[self.driver.requests[name].row].computed
 
-    @rule(target=texts, text=texts, other=texts, data=st.data())
-    def forked_text(self, text: list[int], other: list[int], data: st.DataObject) -> list[int]:
-        cut = data.draw(st.integers(0, self.max_len))
-        return (text[:cut] + other)[: self.max_len]
+    def text(self, data: st.DataObject) -> list[int]:
+        """A text that follows an earlier one for a while, often to a page boundary, then repeats a letter."""
+        base = data.draw(st.sampled_from(self.texts[-4:]))
+        pages = st.integers(0, self.max_len // self.page_size).map(lambda n: n * self.page_size)
+        cut = data.draw(
+            st.one_of(st.just(self.max_len), pages, pages, st.integers(0, self.max_len))
+        )
+        text = base[:cut] + [data.draw(st.integers(0, 2))] * (self.max_len - cut)
+        if text not in self.texts:
+            self.texts.append(text)
+        return text
 
     # a request begins
 
-    @rule(
-        target=matches,
-        asked=st.lists(st.tuples(NAMESPACES, texts, st.floats(0, 1)), max_size=3),
-        touch=st.booleans(),
-    )
-    def match(self, asked: list[tuple[str | None, list[int], float]], touch: bool) -> str:
-        name = self.name("m")
-        asks = [[ns, text, int(part * len(text))] for ns, text, part in asked]
-        self.call("match", name, asks, None, touch)
+    def ask(self, data: st.DataObject, most: int) -> str:
+        """Match some texts, most of them up to their last token."""
+        asks = []
+        for _ in range(data.draw(st.integers(1, most))):
+            text = self.text(data)
+            key_len = data.draw(st.one_of(st.just(len(text) - 1), st.integers(0, len(text))))
+            asks.append([data.draw(NAMESPACES), text, key_len])
+        name = self.new_name("m")
+        self.call("match", name, asks, None, not data.draw(SELDOM))
+        self.matches.append(name)
         return name
 
-    @rule(target=matches, previous=matches, more=st.integers(0, 5), touch=st.booleans())
-    def match_again(self, previous: str, more: int, touch: bool) -> str:
-        name = self.name("m")
-        if previous in self.driver.batches:
-            asked = self.driver.batches[previous].asked
-            asks = [[a.namespace, a.tokens, min(a.key_len + more, len(a.tokens))] for a in asked]
-            self.call("match", name, asks, previous, touch)
-        return name
-
-    @rule(target=requests, match=matches, data=st.data())
-    def admit(self, match: str, data: st.DataObject) -> Any:
+    def admit(self, match: str, index: list[int] | None = None) -> list[str]:
         batch = self.driver.batches.get(match)
-        if batch is None or not batch.asked:
-            return multiple()
-        indices = st.integers(0, len(batch.asked) - 1)
-        index = data.draw(st.none() | st.lists(indices, min_size=1, max_size=3))
-        names = [self.name("r") for _ in (batch.asked if index is None else index)]
+        if batch is None:
+            return []
+        names = [self.new_name("r") for _ in (batch.asked if index is None else index)]
         self.call("admit", match, index, names)
-        return multiple(*(name for name in names if name in self.driver.requests))
+        admitted = [name for name in names if name in self.driver.requests]
+        SEEN["hits"] += sum(self.computed(name) > 0 for name in admitted)
+        return admitted
 
-    # a request runs: names of ended requests come too, and are refused
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        """Up to three requests come, and compute their first chunk."""
+        names = self.admit(self.ask(data, 3))
+        if names:
+            self.compute(data, names)
 
-    @rule(names=st.lists(requests, max_size=3), data=st.data())
-    def extend(self, names: list[str], data: st.DataObject) -> None:
+    @rule(data=st.data())
+    def serve(self, data: st.DataObject) -> None:
+        """One request comes, is computed in one go and ends."""
+        names = self.admit(self.ask(data, 1))
+        if names:
+            self.compute(data, names)
+            self.call("finish", names, [0], None)
+
+    @precondition(lambda self: self.matches)
+    @rule(data=st.data())
+    def only_match(self, data: st.DataObject) -> None:
+        """The waiting queue is matched again, its keys longer."""
+        previous, more = data.draw(st.sampled_from(self.matches[-5:])), data.draw(st.integers(0, 9))
+        batch = self.driver.batches.get(previous)
+        if batch is not None:
+            asks = [
+                [a.namespace, a.tokens, min(a.key_len + more, len(a.tokens))] for a in batch.asked
+            ]
+            name = self.new_name("m")
+            self.call("match", name, asks, previous, data.draw(st.booleans()))
+            self.matches.append(name)
+
+    @precondition(lambda self: self.matches)
+    @rule(data=st.data())
+    def admit_later(self, data: st.DataObject) -> None:
+        """Of a match that may no longer hold; one request may come twice."""
+        match = data.draw(st.sampled_from(self.matches[-5:]))
+        batch = self.driver.batches.get(match)
+        if batch is not None and batch.asked:
+            index = st.lists(st.integers(0, len(batch.asked) - 1), min_size=1, max_size=2)
+            self.admit(match, data.draw(st.none() | index))
+
+    # a request runs
+
+    def compute(self, data: st.DataObject, names: list[str]) -> None:
+        """Extend and advance, to the end or by some pages."""
         lens = []
         for name in names:
-            row = self.row_of(name)
-            low = 0 if row is None else row.computed
-            lens.append(
-                data.draw(st.integers(low, min(self.max_len + 1, low + 6 * self.page_size)))
-            )
-        self.call("extend", names, lens)
-
-    @rule(names=st.lists(requests, max_size=4, unique=True))
-    def step(self, names: list[str]) -> None:
-        self.call("step", names)
-
-    @rule(names=st.lists(requests, max_size=4, unique=True))
-    def compute(self, names: list[str]) -> None:
+            low = self.computed(name)
+            ends = st.one_of(st.just(self.max_len), st.integers(low, self.max_len))
+            lens.append(min(data.draw(ends), low + data.draw(st.integers(1, 6)) * self.page_size))
+        self.call("extend", names, [min(length, self.max_len) for length in lens])
         self.call("advance", names, None)
+        if data.draw(st.booleans()):
+            self.call("slide", names)
 
-    @rule(name=requests, data=st.data())
-    def reject_drafts(self, name: str, data: st.DataObject) -> None:
-        row = self.row_of(name)
-        if row is not None:
-            length = data.draw(st.integers(row.computed - 1, row.allocated + 1))
-            self.call("advance", [name], [length])
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def chunk(self, data: st.DataObject) -> None:
+        names = self.some(data)
+        self.compute(data, names)
+        if data.draw(st.booleans()):
+            self.call("commit", names, [0] * len(names), None)
 
-    @rule(names=st.lists(requests, max_size=4, unique=True))
-    def slide(self, names: list[str]) -> None:
-        self.call("slide", names)
+    @precondition(lambda self: self.running())
+    @rule(steps=st.integers(1, 5), data=st.data())
+    def decode(self, steps: int, data: st.DataObject) -> None:
+        names = self.some(data, 4)
+        for _ in range(steps):
+            self.call("step", names)
+            self.call("advance", names, None)
+            self.call("slide", names)
 
-    @rule(
-        what=st.sampled_from(["commit", "commit", "finish", "retract"]),
-        names=st.lists(requests, max_size=3),
-        data=st.data(),
-    )
-    def hand_over(self, what: str, names: list[str], data: st.DataObject) -> None:
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def reject_drafts(self, data: st.DataObject) -> None:
+        """Some of the tokens that have pages are not computed; the length may be a wrong one."""
+        (name,) = self.some(data, 1)
+        low = self.computed(name)
+        self.call("extend", [name], [low + data.draw(st.integers(0, 2 * self.page_size))])
+        allocated = self.driver.oracle.rows[self.driver.requests[name].row].allocated
+        self.call("advance", [name], [data.draw(st.integers(low - 1, allocated + 1))])
+
+    def handed_over(self, data: st.DataObject) -> tuple[list[str], list[int], Any]:
+        """Requests, the tokens of their keys beyond those computed, and hints."""
+        names = self.some(data)
         extra = [data.draw(EXTRA) for _ in names]
         lengths = st.lists(st.integers(0, self.max_len + 2), max_size=3)
         hints = data.draw(st.none() | st.lists(lengths, min_size=len(names), max_size=len(names)))
-        if what == "retract":
-            self.call("retract", self.name("m"), names, extra, hints)
-        else:
-            self.call(what, names, extra, hints)
+        return names, extra, hints
 
-    @rule(names=st.lists(consumes(requests), max_size=3))
-    def abort(self, names: list[str]) -> None:
-        self.call("abort", names)
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        self.call("commit", *self.handed_over(data))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        self.call("finish", *self.handed_over(data))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def retract(self, data: st.DataObject) -> None:
+        """The request goes back to the queue; often it comes again at once."""
+        self.matches.append(self.new_name("m"))
+        self.call("retract", self.matches[-1], *self.handed_over(data))
+        if data.draw(st.booleans()):
+            self.admit(self.matches[-1])
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.call("abort", self.some(data))
+
+    @precondition(lambda self: self.num_names)
+    @rule(call=st.sampled_from(["extend", "step", "advance", "slide", "abort"]), data=st.data())
+    def any_rows(self, call: str, data: st.DataObject) -> None:
+        """A call with requests that have ended, named twice, or never were."""
+        numbers = st.lists(st.integers(1, self.num_names), max_size=3)
+        names = [f"r{number}" for number in data.draw(numbers)]
+        if call == "extend":
+            self.call(call, names, [data.draw(st.integers(0, self.max_len + 1)) for _ in names])
+        elif call == "advance":
+            self.call(call, names, None)
+        else:
+            self.call(call, names)
 
     # pools and namespaces
 
-    @rule(full=st.integers(0, 6), swa=st.integers(0, 6))
-    def evict(self, full: int, swa: int) -> None:
-        self.call("evict", full, swa)
-
-    @rule()
-    def flush(self) -> None:
-        self.call("flush")
+    @rule(full=st.integers(0, 4), swa=st.integers(0, 4), seldom=SELDOM)
+    def evict(self, full: int, swa: int, seldom: bool) -> None:
+        if seldom:
+            self.call("flush")
+        else:
+            self.call("evict", full, swa)
 
     @rule(name=NAMESPACES)
     def drop_namespace(self, name: str | None) -> None:
@@ -216,6 +307,8 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.call("abort", [*self.driver.running()])
+            stats = self.driver.manager.stats()
+            SEEN["evicted"] += stats.evicted_full_pages + stats.evicted_swa_pages
             self.call("flush")
             stats = self.driver.manager.stats()
             assert stats.full_pages_free == self.program.config["full_pages"]
@@ -224,4 +317,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def test_manager_and_oracle_stay_equal() -> None:
+    SEEN.clear()
     run_state_machine_as_test(CacheMachine)
+    assert min(SEEN[call] for call in CALLS) >= 20, SEEN
+    assert SEEN["hits"] >= 100, SEEN
+    assert SEEN["evicted"] >= 100, SEEN

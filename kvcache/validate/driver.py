@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from kvcache.device_match import DeviceKeys, DeviceMatch
 from kvcache.errors import InvalidInputError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.reference import Match
@@ -32,7 +34,7 @@ class Asked(NamedTuple):
 class Batch(NamedTuple):
     """The results of one match."""
 
-    found: Any  # the manager's MatchBatch
+    found: Any  # the manager's MatchBatch or DeviceMatch
     matches: list[Match]
     asked: list[Asked]
 
@@ -49,6 +51,7 @@ class Driver(Sides):
 
     Args:
         key_dtype: of the token buffers, "int32" or "int64".
+        match_on: where the manager matches, "host" or "device"; with a hint always on the host.
         config: see Sides.
 
     Example:
@@ -58,9 +61,10 @@ class Driver(Sides):
         >>> d.extend(["r0"], [6])
     """
 
-    def __init__(self, *, key_dtype: str = "int64", **config: Any) -> None:
+    def __init__(self, *, key_dtype: str = "int64", match_on: str = "host", **config: Any) -> None:
         super().__init__(**config)
         self.key_dtype = key_dtype
+        self.match_on = match_on
         self.batches: dict[str, Batch] = {}
         self.requests: dict[str, Request] = {}
         # the last handle that a namespace had; it may have been dropped
@@ -151,18 +155,23 @@ class Driver(Sides):
         tokens = [ask.tokens[: ask.key_len] for ask in asks]
         hint = self._usable(previous, asks)
         default = all(ask.namespace is None for ask in asks)
+        namespaces = None if default else np.array(handles, np.int64)
         done = self.both(
             f"match({name!r})",
-            lambda: self.manager.match(
-                self._key_batch(tokens),
-                None if default else np.array(handles, np.int64),
-                previous=hint,
-                touch=touch,
-            ),
+            lambda: self._match(self._key_batch(tokens), namespaces, hint, touch),
             lambda _: self.oracle.match(list(zip(handles, tokens, strict=True)), touch=touch),
         )
         if done is not None:
             self._keep_batch(f"match({name!r})", name, *done, asks)
+
+    def _match(self, keys: KeyBatch, namespaces: Any, hint: Any, touch: bool) -> Any:
+        if self.match_on == "host" or hint is not None:
+            return self.manager.match(keys, namespaces, previous=hint, touch=touch)
+        tokens = torch.from_numpy(keys.tokens).to(self.manager.config.device)
+        on_device = DeviceKeys(tokens, keys.starts, keys.lens)
+        found = self.manager.match(on_device, namespaces, touch=touch, on="device")
+        found.fetch()
+        return found
 
     def _usable(self, name: str | None, asks: list[Asked]) -> Any:
         """The earlier match as a hint, if it is one of the same requests."""
@@ -175,14 +184,16 @@ class Driver(Sides):
                 return None
             if match.namespace != self.handles[now.namespace]:
                 return None
-        return batch.found
+        found = batch.found
+        return found.fetch() if isinstance(found, DeviceMatch) else found
 
     def _keep_batch(
         self, what: str, name: str, found: Any, matches: list[Match], asks: list[Asked]
     ) -> None:
-        self.equal(what, "full_hit_len", found.full_hit_len, [m.full_hit for m in matches])
-        self.equal(what, "reuse_len", found.reuse_len, [m.reuse for m in matches])
-        self.equal(what, "branch_len", found.branch_len, [m.branch for m in matches])
+        lens = found.fetch() if isinstance(found, DeviceMatch) else found
+        self.equal(what, "full_hit_len", lens.full_hit_len, [m.full_hit for m in matches])
+        self.equal(what, "reuse_len", lens.reuse_len, [m.reuse for m in matches])
+        self.equal(what, "branch_len", lens.branch_len, [m.branch for m in matches])
         self.batches[name] = Batch(found, matches, asks)
 
     def admit(self, batch: str, index: list[int] | None, names: list[str]) -> None:

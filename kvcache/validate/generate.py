@@ -79,6 +79,7 @@ def random_config(rng: Random) -> dict[str, Any]:
         "hints": rng.random() < 0.5,
         "every": rng.choice([0, 0, rng.randint(1, 4 * page_size + 3)]),
         "key_dtype": rng.choice(["int32", "int64"]),
+        "match_on": rng.choice(["host", "host", "device"]),
     }
 
 

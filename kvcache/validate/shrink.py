@@ -161,9 +161,10 @@ def _simplify_config(program: Program, attempt: Callable[[Program], bool]) -> No
             candidate = {**config, name: type(config[name])(0)}
             if attempt(Program(candidate, program.ops)):
                 config = candidate
-    if config.get("key_dtype") == "int32":
-        candidate = {**config, "key_dtype": "int64"}
-        config = candidate if attempt(Program(candidate, program.ops)) else config
+    for name, plain in (("key_dtype", "int64"), ("match_on", "host")):
+        if config.get(name, plain) != plain:
+            candidate = {**config, name: plain}
+            config = candidate if attempt(Program(candidate, program.ops)) else config
     for name in ("every", "window", "page_size", "max_rows", "max_len", "full_pages", "swa_pages"):
         for smaller in _smaller(config.get(name)):
             candidate = {**config, name: smaller}
