@@ -18,6 +18,7 @@ from kvcache.errors import InvalidInputError
 # a subcommand is imported only if it may be asked for: some pull in torch and numba
 COMMANDS = {
     "replay": "kvcache.replay.cli",
+    "bench": "kvcache.bench.cli",
     "validate": "kvcache.validate.cli",
 }
 

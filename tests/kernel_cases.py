@@ -47,7 +47,7 @@ class Case:
     scalars: dict[str, Any]
 
 
-def run(case: Case) -> dict[str, Array]:
+def run(case: Case, device: str = "cpu") -> dict[str, Array]:
     """Call the operation with each array on a canvas of garbage of its own; return the arrays after it.
 
     Raises AssertionError if anything outside an array was written.
@@ -59,7 +59,7 @@ def run(case: Case) -> dict[str, Array]:
             continue
         dtype = torch.from_numpy(array).dtype
         garbage = max(GARBAGE, torch.iinfo(dtype).min)
-        canvas = torch.full((array.size + 2 * BORDER,), garbage, dtype=dtype)
+        canvas = torch.full((array.size + 2 * BORDER,), garbage, dtype=dtype, device=device)
         view = canvas[BORDER : BORDER + array.size].view(array.shape)
         view.copy_(torch.from_numpy(array))
         canvases[name], views[name] = canvas, view
@@ -70,7 +70,7 @@ def run(case: Case) -> dict[str, Array]:
     for name, canvas in canvases.items():
         border = torch.cat([canvas[:BORDER], canvas[canvas.numel() - BORDER :]])
         assert (border == GARBAGE).all(), f"{case.op} wrote outside {name}"
-    return {name: view.numpy().copy() for name, view in views.items()}
+    return {name: view.cpu().numpy().copy() for name, view in views.items()}
 
 
 def num_launches(case: Case) -> int:

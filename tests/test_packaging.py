@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvcache
+import kvcache.bench
 import kvcache.kernels
 import kvcache.tree
 from kvcache.compiled import LEAF_MODULES
@@ -23,7 +24,14 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PREFIX = {"kvcache": "kvcache", "kernels": "kvcache.kernels", "tree": "kvcache.tree"}
+PREFIX = {
+    "kvcache": "kvcache",
+    "kernels": "kvcache.kernels",
+    "tree": "kvcache.tree",
+    "perf/kernels": "kvcache.bench",
+}
+# links in kvcache/: where they lead
+LINKS = {"kernels": "kernels", "tree": "tree", "bench": "perf/kernels"}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +64,8 @@ def test_every_listed_package_has_an_init(project: dict[str, Any]) -> None:
 
 
 def test_links_point_at_the_real_folders() -> None:
-    for top in ("kernels", "tree"):
-        link = ROOT / "kvcache" / top
+    for name, top in LINKS.items():
+        link = ROOT / "kvcache" / name
         assert link.is_symlink()
         assert not link.readlink().is_absolute()
         assert link.resolve() == ROOT / top
@@ -65,7 +73,8 @@ def test_links_point_at_the_real_folders() -> None:
 
 
 def test_imported_packages_are_those_of_the_checkout() -> None:
-    for module, top in ((kvcache, "kvcache"), (kvcache.kernels, "kernels"), (kvcache.tree, "tree")):
+    for module in (kvcache, kvcache.kernels, kvcache.tree, kvcache.bench):
+        (top,) = (top for top, name in PREFIX.items() if name == module.__name__)
         assert module.__file__ is not None
         assert Path(module.__file__).resolve().parent == ROOT / top
 
@@ -85,11 +94,12 @@ def test_typed_marker_and_license_are_shipped(project: dict[str, Any]) -> None:
         assert "Apache License" in (ROOT / name).read_text()
 
 
-@pytest.mark.parametrize("top", ["kernels", "tree"])
-def test_guard_stops_an_import_by_the_short_name(top: str) -> None:
-    done = python(f"import {top}", cwd=ROOT)
+@pytest.mark.parametrize("name", LINKS)
+def test_guard_stops_an_import_by_the_short_name(name: str) -> None:
+    folder = ROOT / LINKS[name]
+    done = python(f"import {folder.name}", cwd=folder.parent)
     assert done.returncode == 1
-    assert f"ImportError: import kvcache.{top}, not '{top}'" in done.stderr
+    assert f"ImportError: import kvcache.{name}, not '{folder.name}'" in done.stderr
 
 
 def test_install_adds_no_name_beside_kvcache(tmp_path: Path) -> None:
@@ -106,7 +116,7 @@ def test_install_adds_no_name_beside_kvcache(tmp_path: Path) -> None:
 
 def test_import_brings_neither_triton_nor_matplotlib(tmp_path: Path) -> None:
     done = python(
-        "import sys, kvcache, kvcache.kernels, kvcache.tree\n"
+        "import sys, kvcache, kvcache.kernels, kvcache.tree, kvcache.bench.cli\n"
         "print(sorted({'triton', 'matplotlib'} & set(sys.modules)))",
         cwd=tmp_path,
     )
@@ -165,4 +175,4 @@ def test_make_targets_exist_that_ci_calls() -> None:
     called = re.search(r"for target in (.*);", (ROOT / ".ci" / "run").read_text())
     assert called
     assert set(called[1].split()) == {"lint", "types", "test", "wheel-check"}
-    assert set(called[1].split()) | {"demo", "bench"} <= targets
+    assert set(called[1].split()) | {"demo", "bench", "gpu-check"} <= targets

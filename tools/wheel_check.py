@@ -19,7 +19,12 @@ import kvcache
 from kvcache.compiled import source_digest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"kvcache": "kvcache", "kernels": "kvcache/kernels", "tree": "kvcache/tree"}
+FOLDERS = {
+    "kvcache": "kvcache",
+    "kernels": "kvcache/kernels",
+    "tree": "kvcache/tree",
+    "perf/kernels": "kvcache/bench",
+}
 
 # Hugging Face `kernels` and `dm-tree`, with what importing them takes (they bring far more along)
 NEIGHBOURS = (
@@ -39,16 +44,19 @@ IMPORTS = """
 import sys
 from pathlib import Path
 import kernels, tree
-import kvcache, kvcache.kernels, kvcache.tree
+import kvcache, kvcache.bench, kvcache.kernels, kvcache.tree
 from kvcache.compiled import source_digest
 
 site = Path(sys.argv[1])
-ours = {"kvcache": kvcache, "kvcache/kernels": kvcache.kernels, "kvcache/tree": kvcache.tree}
+ours = {"kvcache": kvcache}
+for module in (kvcache.bench, kvcache.kernels, kvcache.tree):
+    ours[module.__name__.replace(".", "/")] = module
 for folder, module in {**ours, "kernels": kernels, "tree": tree}.items():
     assert Path(module.__file__).parent == site / folder, module.__file__
 assert hasattr(kernels, "get_kernel") and hasattr(tree, "map_structure")
 assert kvcache.__version__ == sys.argv[2], kvcache.__version__
-assert source_digest() == sys.argv[3], "the installed sources differ from the checkout"
+digests = [source_digest(part) for part in ("kernels", "tree")]
+assert digests == sys.argv[3:], "the installed sources differ from the checkout"
 """
 
 
@@ -71,15 +79,20 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 
 def check_contents(wheel: Path) -> None:
-    """Stop unless the wheel holds every source of the checkout, and nothing beside them."""
-    expected = {"kvcache/py.typed"}
+    """Stop unless the wheel holds every source of the checkout as it is, and nothing beside them."""
+    expected = {"kvcache/py.typed": ROOT / "kvcache" / "py.typed"}
     for folder, prefix in FOLDERS.items():
         for source in (ROOT / folder).rglob("*.py"):
-            expected.add(f"{prefix}/{source.relative_to(ROOT / folder).as_posix()}")
-    names = zipfile.ZipFile(wheel).namelist()
+            expected[f"{prefix}/{source.relative_to(ROOT / folder).as_posix()}"] = source
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     found = {name for name in names if ".dist-info/" not in name}
-    if found != expected:
-        sys.exit(f"missing {sorted(expected - found)}, unexpected {sorted(found - expected)}")
+    if found != expected.keys():
+        missing, more = sorted(expected.keys() - found), sorted(found - expected.keys())
+        sys.exit(f"missing {missing}, unexpected {more}")
+    for name, source in expected.items():
+        if archive.read(name) != source.read_bytes():
+            sys.exit(f"{name} differs from {source}")
     if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
         sys.exit("the wheel has no LICENSE")
 
@@ -104,7 +117,8 @@ def main() -> None:
 
         print("importing", flush=True)
         # from another folder: at the root of the checkout `kernels` would be ours
-        run(python, "-c", IMPORTS, site, kvcache.__version__, source_digest(), cwd=Path("/"))
+        digests = [source_digest(part) for part in ("kernels", "tree")]
+        run(python, "-c", IMPORTS, site, kvcache.__version__, *digests, cwd=Path("/"))
         version = run(work / "venv" / "bin" / "kvcache", "--version", cwd=Path("/")).strip()
         if version != f"kvcache {kvcache.__version__}":
             sys.exit(f"`kvcache --version` printed {version!r}")

@@ -178,15 +178,16 @@ def run(args: argparse.Namespace) -> int:
     """
     # nothing that needs torch or numba is imported before a replay is asked for
     from kvcache.errors import InvalidInputError
+    from kvcache.output import check_plot, check_writable, write_json
     from kvcache.replay import plot, report
 
     if (args.trace is None) == (args.workload is None):
         raise InvalidInputError("give a TRACE or a --workload, one of them")
     if args.json is not None:
-        report.check_writable("--json", args.json)
+        check_writable("--json", args.json)
     if args.plot is not None:
-        report.check_writable("--plot", args.plot)
-        plot.check_plot(args.plot)
+        check_writable("--plot", args.plot)
+        check_plot("--plot", args.plot)
     policies = _policies(args)
     config = _config(args)
     trace = _trace(args)
@@ -197,9 +198,7 @@ def run(args: argparse.Namespace) -> int:
     results = [result for result, _ in runs]
     if args.json is not None:
         options = _options(args, config)
-        report.write_json(
-            args.json, report.as_json(trace.name, options, results, compare=args.compare)
-        )
+        write_json(args.json, report.as_json(trace.name, options, results, compare=args.compare))
     if args.plot is not None:
         plot.write_plot(args.plot, _title(trace, config), runs)
 

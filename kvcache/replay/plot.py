@@ -7,25 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcache.errors import InvalidInputError
+from kvcache.output import write_figure
 from kvcache.replay.bound import BOUND
 from kvcache.replay.counters import ReplayResult, Timeline
-from kvcache.replay.report import replace_file
 
 _COLORS = ("#d95f02", "#1b9e77", "#7570b3", "#666666")
-
-
-def check_plot(path: Path) -> None:
-    """Raise InvalidInputError unless matplotlib is there and can write this kind of file."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise InvalidInputError(
-            "--plot needs matplotlib, which is not installed: pip install 'kvcache[plot]'"
-        ) from error
-    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix.removeprefix(".").lower() not in kinds:
-        raise InvalidInputError(f"--plot: {path}: must end in one of .{', .'.join(kinds)}")
 
 
 def write_plot(path: Path, title: str, runs: Sequence[tuple[ReplayResult, Timeline]]) -> None:
@@ -64,8 +50,7 @@ def write_plot(path: Path, title: str, runs: Sequence[tuple[ReplayResult, Timeli
         axes.grid(alpha=0.3)
     hits.legend(fontsize="small", loc="lower right")
     swa.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=4)
-    kind = path.suffix.removeprefix(".")
-    replace_file(path, lambda partial: figure.savefig(partial, dpi=150, format=kind))
+    write_figure(path, figure)
 
 
 def _cycle(count: int) -> list[str]:

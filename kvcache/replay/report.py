@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from kvcache.errors import InvalidInputError
+from kvcache.output import align
 from kvcache.replay.bound import BOUND
 from kvcache.replay.counters import ReplayResult
 
@@ -69,7 +65,7 @@ def table(results: Sequence[ReplayResult]) -> str:
         label, cell, in_bound = row
         cells = [cell(r) if in_bound or r.policy != BOUND else "-" for r in results]
         lines.append([label, *cells])
-    return _align(lines)
+    return align(lines)
 
 
 def calls_table(result: ReplayResult) -> str:
@@ -77,22 +73,7 @@ def calls_table(result: ReplayResult) -> str:
     lines: list[list[str] | None] = [["call", "count", "us per call"]]
     for name, call in result.calls.items():
         lines.append([name, f"{call['count']:,}", f"{call['us_per_call']:,.1f}"])
-    return _align(lines)
-
-
-def _align(lines: Sequence[Sequence[str] | None]) -> str:
-    """Align cells: the first column to the left, the others to the right; None is an empty line."""
-    full = [line for line in lines if line is not None]
-    widths = [max(len(line[i]) for line in full) for i in range(len(full[0]))]
-    out = []
-    for line in lines:
-        if line is None:
-            out.append("")
-            continue
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        out.append("  ".join(cells).rstrip())
-    return "\n".join(out)
+    return align(lines)
 
 
 def comparison(results: Sequence[ReplayResult]) -> str:
@@ -133,28 +114,3 @@ def as_json(
     if compare:
         return {**head, "runs": {result.policy: result.as_dict() for result in results}}
     return {**head, **results[0].as_dict()}
-
-
-def check_writable(name: str, path: Path) -> None:
-    """Raise InvalidInputError unless a file can be put at `path`; touches nothing that is there."""
-    folder = path.parent
-    if path.is_dir():
-        raise InvalidInputError(f"{name}: {path}: is a folder")
-    if not folder.is_dir():
-        raise InvalidInputError(f"{name}: {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise InvalidInputError(f"{name}: {path}: folder {folder} cannot be written")
-
-
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Write the report whole or not at all."""
-    text = json.dumps(report, indent=2) + "\n"
-    replace_file(path, lambda partial: partial.write_text(text))
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` make a file, then move it to `path`: nobody sees half of it."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-        partial = Path(folder) / path.name
-        write(partial)
-        partial.replace(path)
