@@ -292,7 +292,7 @@ def fill_indices(
             ALIGN=_ALIGN,
             BLOCK_ROWS=_BLOCK_ROWS,
             BLOCK=_BLOCK,
-            num_warps=4,
+            num_warps=launch.warps(128),
         )
     else:
         fill_indices_twin(

@@ -240,7 +240,7 @@ def fill_table(
             ALIGNED=pages_per_row % ALIGN == 0,
             ALIGN=ALIGN,
             BLOCK=_BLOCK,
-            num_warps=4,
+            num_warps=launch.warps(128),
         )
     else:
         fill_table_twin(

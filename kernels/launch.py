@@ -77,6 +77,16 @@ def takes_kernel(tensor: torch.Tensor) -> bool:
     return not tensor.is_cpu
 
 
+def register_limit(most: int) -> dict[str, int]:
+    """Launch options that keep a kernel at `most` registers a thread; AMD has none, and needs none."""
+    return {} if torch.version.hip else {"maxnreg": most}
+
+
+def warps(num_threads: int) -> int:
+    """Return the warps of `num_threads` threads, so that a block gives each thread 16 bytes on any GPU."""
+    return num_threads // (64 if torch.version.hip else 32)
+
+
 def check_operands(*operands: tuple[str, torch.Tensor, int]) -> None:
     """Raise InvalidInputError unless all are contiguous int32 tensors on the first one's device.
 

@@ -47,9 +47,13 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 # tokens that a program compares at a time: an edge of 2048 is one round, two 16-byte loads a thread and side
+# (one where a warp has 64 threads)
 _BLOCK = 2048
 # tokens that a program hashes at a time
 _HASH_BLOCK = 1024
+# registers a thread, enough for all. Without a bound ptxas aims at 40 or 48 and spills a word for it, in one
+# version or another; the grid is as wide as the batch, so nothing is gained by more programs a processor
+_MOST_REGISTERS = 64
 # tokens: keys that begin at multiples of it are loaded 16 bytes at a time
 ALIGN = 4
 # a path has fewer pages: before the first tombstone any window is whole
@@ -108,11 +112,11 @@ def _match_kernel(
             head = first_token.to(tl.int32)
     tl.store(results_ptr + stride * MATCH_ROOT + b, node)
 
-    root = node
     pos = num_pages * 0
     best = num_pages * 0
     best_node = node
-    run = tl.full([], _NO_TOMBSTONE, tl.int64)
+    # in pages; -1 = no tombstone so far: any window is whole
+    tombstone_end = num_pages * 0 - 1
     walks = num_pages > 0
     while walks:
         page_ptr = key_ptr + pos.to(tl.int64) * P + BIGRAM
@@ -128,7 +132,7 @@ def _match_kernel(
         first_hash = (total ^ (total >> 32)) & _LOW_WORD
         if BIGRAM:
             mixed = (first_hash + head.to(tl.uint32).to(tl.uint64) * _HEAD_FACTOR) & _LOW_WORD
-            first_hash = tl.where(node == root, mixed, first_hash)
+            first_hash = tl.where(pos == 0, mixed, first_hash)
         x = (node.to(tl.uint64) << 32) | first_hash
         x = (x ^ (x >> 30)) * _MIX1
         x = (x ^ (x >> 27)) * _MIX2
@@ -147,7 +151,7 @@ def _match_kernel(
                 is_child = tl.load(record_ptr + RECORD_PARENT) == node
                 if BIGRAM:
                     same_head = tl.load(record_ptr + RECORD_HEAD) == head
-                    is_child = is_child & (same_head | (node != root))
+                    is_child = is_child & (same_head | (pos > 0))
                 if is_child:
                     edge_pages = tl.load(record_ptr + RECORD_PAGES)
                     edge_ptr = tokens_ptr + tl.load(record_ptr + RECORD_START).to(tl.int64) * P
@@ -177,8 +181,8 @@ def _match_kernel(
             pos += matched
             record_ptr = records_ptr + node.to(tl.int64) * RECORD_FIELDS
             is_live = tl.load(record_ptr + RECORD_LIVE) != 0
-            run = tl.where(is_live, run + matched, 0)
-            has_window = run >= keep_pages
+            tombstone_end = tl.where(is_live, tombstone_end, pos)
+            has_window = (tombstone_end < 0) | (pos - tombstone_end >= keep_pages)
             best = tl.where(has_window, pos, best)
             best_node = tl.where(has_window, node, best_node)
             walks = (tl.load(record_ptr + RECORD_PAGES) == matched) & (pos < num_pages)
@@ -375,6 +379,7 @@ def match(
             HASH_BLOCK=min(1 << (int(page_size) - 1).bit_length(), _HASH_BLOCK),
             BLOCK=_BLOCK,
             num_warps=8,
+            **launch.register_limit(_MOST_REGISTERS),
         )
     else:
         match_twin(

@@ -187,7 +187,7 @@ def update_mirror(
             int(num_pages),
             P=int(page_size),
             BLOCK=_BLOCK,
-            num_warps=4,
+            num_warps=launch.warps(128),
         )
     else:
         update_mirror_twin(

@@ -135,8 +135,8 @@ class CacheCore:
             InvalidInputError: A negative number.
         """
         self._check_open()
-        full_pages = min(check_int("full_pages", full_pages, low=0), self.tree.full_pages)
-        swa_pages = min(check_int("swa_pages", swa_pages, low=0), self.tree.swa_pages)
+        full_pages = min(check_int("full_pages", full_pages, low=0), self.config.full_pages)
+        swa_pages = min(check_int("swa_pages", swa_pages, low=0), self.config.swa_pages)
         ranges, full, swa = self.tree.evict(full_pages, swa_pages)
         return self._free(ranges, full, swa)
 

@@ -29,14 +29,8 @@ _NO_STATE = np.zeros((4, 1), np.int32)
 NO_RANGES = np.zeros((0, 5), np.int32)
 
 
-class _Staged(NamedTuple):
-    """A plan in the staging buffer."""
-
-    where: slice
-    desc: Int32Array  # [7, room] the part as the host sees it
-    counts: list[int]  # descriptors of each phase
-    widest: list[int]  # most pages of a descriptor, by phase
-
+# a plan in the staging buffer: where, [7, room] as the host sees it, descriptors, summary of `fill_plan`
+_Staged = tuple[slice, Int32Array, int, list[int]]
 
 # words before the rows in the batch buffer: the first one holds their number
 BATCH_HEAD = 4
@@ -75,7 +69,9 @@ class DataPlane:
         # CPU twins take numpy; the views are made once
         self._host = None
         if not launch.takes_kernel(self.pools.tops):
-            self._host = {name: x.numpy() for name, x in vars(self.pools).items()}
+            self._host = h = {name: x.numpy() for name, x in vars(self.pools).items()}
+            self._tables = h["page_table"], h["slab"], h["swa_map"]
+            self._stacks = h["full_stack"], h["swa_stack"], h["row_state"], h["tops"]
 
     @property
     def host(self) -> dict[str, Any] | None:
@@ -93,12 +89,12 @@ class DataPlane:
         row_state: Int32Array,
     ) -> _Staged | None:
         """Write a plan into the call's staging buffer. None: there is nothing to do."""
-        room = p.num_descriptors(ranges, tails, states)
+        room = ranges.shape[0] + 2 * tails.shape[0] + states.shape[0]
         if room == 0:
             return None
         where, desc = self.staging.matrix(7, room)
         summary = self._summary
-        p.fill_plan(
+        total = p.fill_plan(
             ranges,
             rows,
             tails,
@@ -112,38 +108,33 @@ class DataPlane:
         )
         found = summary.tolist()
         self.full_top, self.swa_top = found[p.FULL_TOP], found[p.SWA_TOP]
-        return _Staged(where, desc, found[p.COUNTS], found[p.WIDEST])
+        return where, desc, total, found
 
     def _run(self, staged: _Staged) -> None:
         """Launch the phases of an uploaded plan."""
-        counts = staged.counts
+        where, desc, total, found = staged
+        counts, widest = found[p.COUNTS], found[p.WIDEST]
         self.launches += 3 - counts.count(0)
         if self._host is not None:
             # the twin goes through the descriptors in order, so it needs no call for each phase
-            h = self._host
             apply_twin(
-                staged.desc,
-                h["page_table"],
-                h["slab"],
-                h["swa_map"],
-                h["full_stack"],
-                h["swa_stack"],
-                h["row_state"],
-                h["tops"],
+                desc,
+                *self._tables,
+                *self._stacks,
                 0,
-                sum(counts),
-                max(staged.widest),
+                total,
+                max(widest),
                 self.full_top,
                 self.swa_top,
             )
             return
         pools = self.pools
         start = 0
-        for num, widest in zip(counts, staged.widest, strict=True):
+        for num, most in zip(counts, widest, strict=True):
             if num == 0:
                 continue
             apply(
-                self.staging.device_part(staged.where).view(staged.desc.shape),
+                self.staging.device_part(where).view(desc.shape),
                 pools.page_table,
                 pools.slab,
                 pools.swa_map,
@@ -153,7 +144,7 @@ class DataPlane:
                 pools.tops,
                 start=start,
                 num=num,
-                max_pages=widest,
+                max_pages=most,
                 full_top=self.full_top,
                 swa_top=self.swa_top,
             )
@@ -167,13 +158,23 @@ class DataPlane:
         tails: Int32Array = _NO_TAILS,
         states: Int32Array = _NO_INTS,
         row_state: Int32Array = _NO_STATE,
-    ) -> None:
-        """Carry out ranges, free the own pages of ending rows and set row lengths: at most three launches."""
+        extra: Int32Array | None = None,
+    ) -> slice:
+        """Carry out ranges, free the own pages of ending rows and set row lengths: at most three launches.
+
+        Returns:
+            Where `extra`, uploaded along for the caller's own launch, lies in the staging buffer.
+        """
         self.staging.begin()
+        extra_at = slice(0, 0)
+        if extra is not None:
+            extra_at = self.staging.part(extra.size)
+            self.staging.host_part(extra_at)[:] = extra
         staged = self._stage(ranges, rows, tails, states, row_state)
-        if staged is not None and staged.counts != [0, 0, 0]:
+        if staged is not None and staged[2] > 0:
             self.staging.upload()
             self._run(staged)
+        return extra_at
 
     # -- pages for rows ------------------------------------------------------------------------------------
 

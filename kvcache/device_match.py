@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from kvcache import staging as staging_module
-from kvcache.checks import as_int_array, check_tensor, check_type
-from kvcache.data_plane import DataPlane
+from kvcache.checks import INT32, INT64, as_int_array, check_tensor, check_type
+from kvcache.data_plane import NO_RANGES, DataPlane
 from kvcache.errors import InvalidInputError
 from kvcache.kernels.bind_match import bind_match, bind_match_twin
 from kvcache.kernels.layout import (
@@ -46,8 +46,8 @@ class DeviceKeys:
         if tokens.dtype not in (torch.int32, torch.int64):
             raise InvalidInputError(f"tokens must be int32 or int64, got {tokens.dtype}")
         check_tensor("tokens", tokens, ndim=1, dtype=tokens.dtype)
-        starts = as_int_array("starts", starts, dtype=np.int64)
-        lens = as_int_array("lens", lens, dtype=np.int32)
+        starts = as_int_array("starts", starts, dtype=INT64)
+        lens = as_int_array("lens", lens, dtype=INT32)
         if starts.shape != lens.shape:
             raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
         if starts.size:
@@ -208,29 +208,28 @@ class DeviceMatcher:
             )
         return found
 
-    def bind(self, found: DeviceMatch, index: Int64Array, rows: Int32Array) -> None:
-        """Bind the reusable pages of requests `index` into rows: one upload, one launch.
+    def start_rows(
+        self, found: DeviceMatch, index: Int64Array, rows: Int32Array, row_state: Int32Array
+    ) -> None:
+        """Set the lengths of rows and bind the reusable pages of requests `index` into them.
 
-        The match must have been fetched, and the prefixes must be locked.
+        One upload, two launches (one where nothing is reused). The match must have been fetched, and the
+        prefixes must be locked.
         """
         plane, config = self._plane, self._plane.config
         num = rows.size
         most = int(found.fetch().reuse_len[index].max(initial=0))
         max_pages = most // config.page_size
+        chosen = np.concatenate([index, rows], dtype=np.int32) if max_pages else None
+        where = plane.apply(NO_RANGES, rows, states=rows, row_state=row_state, extra=chosen)
         if max_pages == 0:
             return
-        staging = plane.staging
-        staging.begin()
-        index_at, rows_at = staging.part(num), staging.part(num)
-        staging.host_part(index_at)[:] = index
-        staging.host_part(rows_at)[:] = rows
-        staging.upload()
         plane.launches += 1
         if plane.host is not None:
             bind_match_twin(
                 found.results.numpy(),
-                staging.host_part(index_at),
-                staging.host_part(rows_at),
+                index,
+                rows,
                 self.mirror.records.numpy(),
                 plane.host["slab"],
                 plane.host["page_table"],
@@ -239,10 +238,11 @@ class DeviceMatcher:
                 config.page_size,
             )
         else:
+            placed = plane.staging.device_part(where)
             bind_match(
                 found.results,
-                staging.device_part(index_at),
-                staging.device_part(rows_at),
+                placed[:num],
+                placed[num:],
                 self.mirror.records,
                 plane.pools.slab,
                 plane.pools.page_table,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.checks import TOKEN_DTYPES, as_int_array
+from kvcache.checks import INT64, TOKEN_DTYPES, as_int_array
 from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 
@@ -60,9 +60,9 @@ class KeyBatch:
             raise InvalidInputError(
                 f"tokens must be 1-D and contiguous, got shape {tokens.shape}, strides {tokens.strides}"
             )
-        starts = as_int_array("starts", starts, dtype=np.int64)
-        lens = as_int_array("lens", lens, dtype=np.int64)
-        if starts.shape != lens.shape:
+        starts = as_int_array("starts", starts, dtype=INT64)
+        lens = as_int_array("lens", lens, dtype=INT64)
+        if starts.size != lens.size:
             raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
         b = first_bad_span(starts, lens, tokens.size)
         if b >= 0:
@@ -81,7 +81,7 @@ class KeyBatch:
     @classmethod
     def pack(cls, keys: Sequence[npt.ArrayLike]) -> KeyBatch:
         """Copy separate keys into one buffer. For tests, examples and small batches; int64 tokens."""
-        parts = [as_int_array(f"keys[{i}]", key, dtype=np.int64) for i, key in enumerate(keys)]
+        parts = [as_int_array(f"keys[{i}]", key, dtype=INT64) for i, key in enumerate(keys)]
         lens = np.array([part.size for part in parts], np.int64)
         starts = np.zeros_like(lens)
         np.cumsum(lens[:-1], out=starts[1:])
@@ -104,8 +104,8 @@ class Ragged:
     indptr: Int64Array
 
     def __init__(self, values: Any, indptr: Any) -> None:
-        self.values = as_int_array("values", values, dtype=np.int64)
-        self.indptr = as_int_array("indptr", indptr, dtype=np.int64)
+        self.values = as_int_array("values", values, dtype=INT64)
+        self.indptr = as_int_array("indptr", indptr, dtype=INT64)
         ends = self.indptr
         if ends.size == 0 or ends[0] != 0 or ends[-1] != self.values.size:
             raise InvalidInputError(

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kvcache import rows as row_ops
-from kvcache.checks import as_int_array, check_tensor, check_type
+from kvcache.checks import INT32, INT64, as_int_array, check_tensor, check_type
 from kvcache.core import CacheCore
 from kvcache.data_plane import NO_RANGES
 from kvcache.device_match import DeviceKeys, DeviceMatch
@@ -81,7 +81,8 @@ class KVCacheManager(CacheCore):
 
         On the host it is host work only. On the device (`on="device"`, for keys that are there already) it is
         one upload and at most two launches, the results stay there, and nothing waits; the first one copies
-        the tree to the device, and from then on the tree keeps a log of what changes.
+        the tree to the device, and from then on the tree keeps a log of what changes. Where that is too long,
+        or the host's child table grew, whole arrays are uploaded before.
 
         Args:
             keys: The batch of keys; DeviceKeys on the device.
@@ -160,7 +161,7 @@ class KVCacheManager(CacheCore):
         if index is None:
             chosen = np.arange(len(batch))
         else:
-            chosen = as_int_array("index", index, dtype=np.int64)
+            chosen = as_int_array("index", index, dtype=INT64)
             if chosen.size and (chosen.min() < 0 or chosen.max() >= len(batch)):
                 raise InvalidInputError(
                     f"index must be in [0, {len(batch)}), got {chosen.min()} .. {chosen.max()}"
@@ -190,8 +191,7 @@ class KVCacheManager(CacheCore):
             batch.namespaces,
         )
         if isinstance(found, DeviceMatch):
-            self._plane.apply(NO_RANGES, rows, states=rows, row_state=state.state)
-            self._device_matcher().bind(found, chosen, rows)
+            self._device_matcher().start_rows(found, chosen, rows, state.state)
         else:
             self._plane.apply(ranges, rows, states=rows, row_state=state.state)
         return rows
@@ -211,7 +211,7 @@ class KVCacheManager(CacheCore):
             InvalidInputError: A bad row or length.
         """
         rows = self._rows(rows)
-        lens = as_int_array("new_len", new_len, dtype=np.int32)
+        lens = as_int_array("new_len", new_len, dtype=INT32)
         state, config = self.rows.state, self.config
         total, widest = -1, 0
         desc = np.empty((5, rows.size), np.int32)
@@ -261,7 +261,7 @@ class KVCacheManager(CacheCore):
         rows = self._rows(rows)
         state = self.rows
         if lens is not None:
-            lens = as_int_array("lens", lens, dtype=np.int32)
+            lens = as_int_array("lens", lens, dtype=INT32)
             check_lens("lens", state, rows, lens, None)
         if rows.size == 0:
             return

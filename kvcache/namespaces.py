@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.checks import as_int_array
+from kvcache.checks import INT64, as_int_array
 from kvcache.errors import CapacityError, InvalidInputError
 from kvcache.tree.radix_tree import RadixTree
 
@@ -65,8 +65,8 @@ class Namespaces:
                 self._defaults = np.full(2 * batch, self.default, np.int64)
             return self._defaults[:batch].copy()
         if isinstance(namespaces, (int, np.integer)) and not isinstance(namespaces, bool):
-            namespaces = as_int_array("namespaces", [namespaces], dtype=np.int64).repeat(batch)
-        handles = as_int_array("namespaces", namespaces, dtype=np.int64)
+            namespaces = as_int_array("namespaces", [namespaces], dtype=INT64).repeat(batch)
+        handles = as_int_array("namespaces", namespaces, dtype=INT64)
         if handles.size != batch:
             raise InvalidInputError(f"namespaces must have {batch} entries, got {handles.size}")
         bad = self._tree.first_bad_handle(handles)

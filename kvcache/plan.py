@@ -46,11 +46,6 @@ FULL_TOP, SWA_TOP = 6, 7  # free pages after the plan
 NUM_SUMMARY = 8
 
 
-def num_descriptors(ranges: Int32Array, tails: Int32Array, states: Int32Array) -> int:
-    """Return how many descriptors `fill_plan` needs room for."""
-    return len(ranges) + 2 * len(tails) + len(states)
-
-
 @compiled
 def _put(
     desc: Int32Array,
@@ -94,7 +89,7 @@ def fill_plan(
         states: [any] rows whose lengths the device must take over from `row_state`.
         row_state: [>= 4, max_rows] host lengths.
         full_top, swa_top: free pages before.
-        desc: [7, capacity], out.
+        desc: [7, capacity], out; room for one a range and a state, and for two a tail.
         summary: [NUM_SUMMARY], out.
     """
     at = np.zeros(_PHASES + 1, np.int64)

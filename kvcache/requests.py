@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcache.checks import as_int_array, check_type
+from kvcache.checks import INT32, as_int_array, check_type
 from kvcache.compiled import compiled
 from kvcache.config import CacheConfig
 from kvcache.errors import InvalidInputError
@@ -30,7 +30,7 @@ _NO_HINTS = np.zeros(0, np.int64)
 
 def running_rows(rows: Rows, given: Any) -> Int32Array:
     """Return `given` as int32 rows, or raise InvalidInputError unless all are running, each named once."""
-    array = as_int_array("rows", given, dtype=np.int32)
+    array = as_int_array("rows", given, dtype=INT32)
     bad = first_bad_row(rows.state, array)
     if bad >= 0:
         raise InvalidInputError(f"rows[{bad}] must be a running row, once; got {array[bad]}")

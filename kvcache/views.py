@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
-from kvcache.checks import as_int_array
+from kvcache.checks import INT32, as_int_array
 from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 from kvcache.requests import check_lens, running_rows
@@ -163,7 +162,7 @@ class Views:
         state = self._cache.rows
         rows = running_rows(state, rows)
         if lens is not None:
-            lens = as_int_array("lens", lens, dtype=np.int32)
+            lens = as_int_array("lens", lens, dtype=INT32)
             check_lens("lens", state, rows, lens, None)
         return rows, lens
 

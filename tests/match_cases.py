@@ -176,9 +176,9 @@ def bind_match_case(seed: int, *, num: int, page_size: int, **tree_sizes: Any) -
     records = case.arrays["records"]
     assert records is not None
     if num:
-        # a prefix that ends inside an edge: the lower half of a node that was split since
-        b = int(index[0])
-        results[1, b] = max(results[1, b] - page_size, 0)
+        # prefixes that end inside an edge or above it: the lowest parts of nodes that were split since
+        for b in {int(x) for x in index[:num]}:
+            results[1, b] = rng.integers(0, results[1, b] // page_size + 1) * page_size
     arrays: dict[str, Array | None] = {
         "results": results,
         "index": index,

@@ -14,6 +14,7 @@ import torch
 from kvcache import CacheConfig, Hints, KeyBatch, KVCacheManager, MatchBatch, Ragged
 from kvcache.checkpoints import Branch
 from kvcache.decode_step import DecodeStep
+from kvcache.device_match import DeviceKeys
 
 PAGE_SIZE = 4
 WINDOW = 8  # two pages
@@ -92,6 +93,38 @@ def _match_again(scene: Scene) -> Thunk:
     scene.cached(keys)
     before = scene.match(scene.keys(LENGTH // 2))
     return lambda: scene.manager.match(keys, previous=before)
+
+
+def _on_device(scene: Scene, keys: KeyBatch) -> DeviceKeys:
+    """The keys as tokens that are on the device; makes the tree's copy there."""
+    tokens = torch.from_numpy(keys.tokens.copy()).to(scene.manager.config.device)
+    there = DeviceKeys(tokens, keys.starts, keys.lens)
+    scene.manager.match(there, on="device")
+    return there
+
+
+def _match_on_device(scene: Scene) -> Thunk:
+    scene.cached(scene.keys())
+    keys = _on_device(scene, scene.keys())
+    return lambda: scene.manager.match(keys, on="device")
+
+
+def _match_on_device_changed(scene: Scene) -> Thunk:
+    for family in range(2):  # the child table does not grow later: that is a copy of all of it
+        scene.cached(scene.keys(family=family, common=0))
+    scene.manager.flush()
+    keys = _on_device(scene, scene.keys())
+    scene.cached(scene.keys())
+    return lambda: scene.manager.match(keys, on="device")
+
+
+def _admit_from_device(scene: Scene) -> Thunk:
+    scene.cached(scene.keys())
+    found = scene.manager.match(_on_device(scene, scene.keys()), on="device")
+    # what the kernel leaves; it may not run here
+    found.results.copy_(torch.from_numpy(scene.match(scene.keys()).results))
+    found.fetch()
+    return lambda: scene.manager.admit(found)
 
 
 def _namespace(scene: Scene) -> Thunk:
@@ -299,8 +332,11 @@ CALLS: dict[str, Callable[[Scene], Thunk]] = {
     "namespace": _namespace,
     "match": _match,
     "match, with a previous match": _match_again,
+    "match on the device": _match_on_device,
+    "match on the device, the tree changed": _match_on_device_changed,
     "admit, nothing cached": _admit,
     "admit, all cached": _admit_hit,
+    "admit, matched on the device": _admit_from_device,
     "capacity": _capacity,
     "stats": _stats,
     "extend": _extend,

@@ -11,7 +11,9 @@ PAGE, WINDOW = 4, 6
 OTHER = run_of(9, 3 * PAGE)
 
 
-def both(cache: ByHand, key: list[int], previous: list[int], change: list[int], touch: bool) -> None:
+def both(
+    cache: ByHand, key: list[int], previous: list[int], change: list[int], touch: bool
+) -> None:
     """Match `previous`, put `change`, then match `key` with and without the hint."""
     hint = cache.m.match(KeyBatch.pack([previous]), touch=touch)
     cache.put(change)

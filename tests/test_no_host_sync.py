@@ -29,14 +29,20 @@ class Cost(NamedTuple):
     uploads: int = 0
     copies: int = 0  # from device to device
     views: int = 0  # torch operations that make views: host work
+    results: int = 0  # tensors made for the caller
 
 
 COSTS = {
     "namespace": Cost(),
     "match": Cost(),
     "match, with a previous match": Cost(),
+    "match on the device": Cost("match", uploads=1, views=6, results=1),
+    "match on the device, the tree changed": Cost(
+        "match update_mirror", uploads=1, views=18, results=1
+    ),
     "admit, nothing cached": Cost("apply", uploads=1, views=3),
     "admit, all cached": Cost("apply", uploads=1, views=3),
+    "admit, matched on the device": Cost("apply bind_match", uploads=1, views=6),
     "capacity": Cost(),
     "stats": Cost(),
     "extend": Cost("extend", uploads=1, views=3),
@@ -87,12 +93,14 @@ def fake_accelerator() -> Iterator[None]:
 def cost_of(seen: Seen) -> Cost:
     """The cost of what was seen; fails for any other torch operation, an allocation say."""
     ops = dict(seen.ops)
-    views = ops.pop("aten.slice", 0) + ops.pop("aten.view", 0)
+    views = sum(ops.pop(f"aten.{op}", 0) for op in ("slice", "view", "detach"))
     copies = ops.pop("aten.copy_", 0) - seen.uploads
+    results = ops.pop("aten.empty", 0)
+    assert ops.pop("aten.fill_", 0) == results  # tests/conftest.py poisons what is made
     assert ops == {}
     assert seen.pinned == 0
     launches = [name.removeprefix("_").removesuffix("_kernel") for name in seen.launches.elements()]
-    return Cost(" ".join(sorted(launches)), seen.uploads, copies, views)
+    return Cost(" ".join(sorted(launches)), seen.uploads, copies, views, results)
 
 
 def test_every_call_has_a_cost() -> None:
@@ -118,6 +126,7 @@ def plant_in(call: str) -> str:
     places = {
         "namespace": "kvcache.namespaces.Namespaces.handle",
         "match": "kvcache.tree.radix_tree.RadixTree.match",
+        "match on the device": "kvcache.tree_mirror.TreeMirror.update",
         "admit": "kvcache.rows.Rows.take",
         "capacity": "kvcache.core.Capacity",
         "stats": "kvcache.core.Stats",

@@ -21,6 +21,7 @@ from kvcache.tree.arrays import (
     FULL_PREV,
     LIVE,
     M_KEEP_PAGES,
+    M_NODES,
     NO_NODE,
     PAGES,
     PARENT,
@@ -114,14 +115,17 @@ def evict(
     """Free at least `full_pages` Full and `swa_pages` SWA pages of what is unlocked, or all there is.
 
     Args:
-        ranges: [capacity, 5], out; room for a range for each unlocked page.
+        ranges: [capacity, 5], out.
 
     Returns:
-        (ranges, Full pages freed, SWA pages freed).
+        (ranges, Full pages freed, SWA pages freed); (-1, 0, 0): `ranges` has no room for two ranges a node
+        and eight more, or the child table none for two more nodes, and nothing was done.
     """
     num = 0
     full = np.int64(0)
     swa = np.int64(0)
+    if ranges.shape[0] < 2 * meta[M_NODES] + 8 or table.shape[0] < 2 * meta[M_NODES] + 4:
+        return -1, full, swa
     while full < full_pages:
         x = np.int64(nodes[FULL_PREV, NO_NODE])
         if x == NO_NODE:

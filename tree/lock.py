@@ -168,16 +168,13 @@ def lock_matched(
     results: Int32Array,
     index: Int64Array,
     receipts: Int64Array,
-) -> int:
-    """Lock the reusable prefix of each request in `index` of a match; return the pages of all of them."""
+) -> None:
+    """Lock the reusable prefix of each request in `index` of a match; write a receipt for each."""
     page_size = meta[M_PAGE_SIZE]
-    pages = 0
     for i in range(index.shape[0]):
         anchor = np.int64(results[REUSE_NODE, index[i]])
         end = np.int64(results[REUSE, index[i]]) // page_size
         receipts[i] = _lock_one(nodes, meta, table, slab, locks, free_locks, anchor, end)
-        pages += end
-    return pages
 
 
 @compiled

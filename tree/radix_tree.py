@@ -6,11 +6,12 @@ import numpy as np
 
 from kvcache.errors import ReceiptError
 from kvcache.tree import arrays as a
+from kvcache.tree.admit import admit
 from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
 from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
 from kvcache.tree.insert import first_bad_key, insert, insert_size, nodes_to_expect
-from kvcache.tree.lock import first_bad_receipt, lock, lock_matched, release_swa, unlock
+from kvcache.tree.lock import first_bad_receipt, lock, release_swa, unlock
 from kvcache.tree.match import (
     FULL_GEN,
     FULL_HIT,
@@ -20,7 +21,6 @@ from kvcache.tree.match import (
 )
 from kvcache.tree.ranges import RANGE_WIDTH
 from kvcache.tree.roots import drop_root, first_bad_handle, new_root
-from kvcache.tree.segments import bind_ranges
 from kvcache.tree.touch import NUM_NOTE, apply_touches, match_and_note, note_touches
 
 _NO_HINTS = np.zeros((NUM_RESULTS, 0), np.int32)
@@ -112,8 +112,9 @@ class RadixTree:
         """Bytes in use: records and slots ever used, child table, locks and scratch."""
         records = int(self.meta[a.M_BUMP]) * a.NUM_FIELDS * 4
         tokens = int(self.meta[a.M_SLAB_TOP] * self.meta[a.M_PAGE_SIZE]) * 4
-        rest = (self.table, self.locks, self.free_locks, self.notes, self._ranges, self._kept)
-        return records + tokens + self._ends.nbytes + sum(x.nbytes for x in rest)
+        rest = (self.meta, self.table, self.locks, self.free_locks, self.notes)
+        scratch = (self._ranges, self._ends, self._kept)
+        return records + tokens + sum(x.nbytes for x in rest + scratch)
 
     def log_changes(self, room: int) -> None:
         """Keep a log of up to `room` changes from now on, for a copy of the tree (changes.py)."""
@@ -257,22 +258,29 @@ class RadixTree:
         Returns:
             (receipts, BIND ranges for the pages of the prefixes).
         """
-        self._settle()
-        self._room_for_nodes(2 * index.shape[0])
-        receipts = np.empty(index.shape[0], np.int64)
-        pages = lock_matched(
+        num = index.shape[0]
+        self._room_for_nodes(3 * self.meta.item(a.M_TOUCHES) + 2 * num)
+        receipts = np.empty(num, np.int64)
+        num = self._admit(results, index, receipts)
+        if num < 0:
+            self._room_for_ranges(-1 - num)
+            num = self._admit(results, index, receipts)
+        return receipts, self._ranges[:num]
+
+    def _admit(self, results: Int32Array, index: Int64Array, receipts: Int64Array) -> int:
+        return admit(
             self.nodes,
             self.meta,
             self.table,
             self.tokens,
             self.locks,
             self.free_locks,
+            self.notes,
             results,
             index,
             receipts,
+            self._ranges,
         )
-        ranges = self._room_for_ranges(pages)
-        return receipts, ranges[: bind_ranges(self.nodes, self.locks, receipts, ranges)]
 
     def unlock(self, receipts: Int64Array) -> None:
         """Release locks; ReceiptError if one is wrong or comes twice, and then none is released."""
@@ -347,9 +355,14 @@ class RadixTree:
     def evict(self, full_pages: int, swa_pages: int) -> tuple[Int32Array, int, int]:
         """Free what is unlocked, least recent first (evict.py); return (ranges, Full pages, SWA pages)."""
         self._settle()
-        self._room_for_nodes(2)
-        ranges = self._room_for_ranges(2 * self.num_nodes + 8)
-        num, full, swa = evict(
-            self.nodes, self.meta, self.table, self.tokens, ranges, full_pages, swa_pages
+        num, full, swa = self._evict(full_pages, swa_pages)
+        if num < 0:
+            self._room_for_nodes(2)
+            self._room_for_ranges(2 * self.num_nodes + 8)
+            num, full, swa = self._evict(full_pages, swa_pages)
+        return self._ranges[:num], full, swa
+
+    def _evict(self, full_pages: int, swa_pages: int) -> tuple[int, int, int]:
+        return evict(
+            self.nodes, self.meta, self.table, self.tokens, self._ranges, full_pages, swa_pages
         )
-        return ranges[:num], int(full), int(swa)

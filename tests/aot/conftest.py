@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="package")
 def fresh_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compile anew: the tests must not see what an earlier run left in the cache."""
     with pytest.MonkeyPatch.context() as patch:
@@ -30,9 +30,3 @@ def fresh_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             "TRITON_DEFAULT_FP_FUSION", "1"
         )  # the kernels have no floats; silences a warning
         yield
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let CPU tensors take the kernel, not the twin."""
-    monkeypatch.setattr("kvcache.kernels.launch.takes_kernel", lambda tensor: True)

@@ -1,105 +1,174 @@
-"""Every kernel compiles for four GPUs, spills nothing, and is compiled once whatever the sizes."""
+"""Every kernel compiles for four GPUs, spills nothing, and takes no more than perf/results/compile.json says.
+
+What there is to compile: tests/compile_cases.py. Everything is compiled once and shared by the tests.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Iterable
+import importlib.util
+import json
+import pkgutil
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from instruments.aot import TARGETS, Resources, compiled_variants, resources
-from kernel_cases import (
-    Case,
-    advance_case,
-    apply_case,
-    extend_case,
-    run,
-    slide_case,
-    step_case,
-    translate_case,
+import triton
+from compile_cases import KERNELS, SWEEPS, compile_kernel, count_variants
+from instruments.aot import TARGETS, Resources, compiled_variants
+from kernel_cases import step_case
+
+from kvcache import kernels
+from kvcache.kernels.launch import Kernel
+
+ROOT = Path(__file__).parents[2]
+COMMITTED: dict[str, Any] = json.loads((ROOT / "perf/results/compile.json").read_text())
+REGENERATE = (
+    "if that is meant, run perf/compile_table.py under each version of Triton that it lists"
 )
 
-# what one launch looks like in a usual configuration, for each kernel and flag
-CASES: dict[str, Callable[[], Case]] = {
-    "extend": lambda: extend_case(0, num_rows=3, max_pages=5),
-    "step": lambda: step_case(0, num_rows=3, page_size=64),
-    "advance": lambda: advance_case(0, num_rows=3, has_lens=False),
-    "slide": lambda: slide_case(0, num_rows=3, page_size=64, max_pages=3, keep=128),
-    "apply": lambda: apply_case(0, num=3, max_pages=5),
-    "translate": lambda: translate_case(0, shape=(40,), page_size=64),
-}
-OTHER_FLAGS: dict[str, Callable[[], Case]] = {
-    "extend_full_only": lambda: extend_case(0, num_rows=3, max_pages=5, has_swa=False),
-    "step_full_only": lambda: step_case(0, num_rows=3, page_size=1, has_swa=False),
-    "step_odd_page": lambda: step_case(0, num_rows=3, page_size=48),
-    "advance_lens": lambda: advance_case(0, num_rows=3, has_lens=True),
-    "slide_bigram": lambda: slide_case(
-        0, num_rows=3, page_size=48, max_pages=3, keep=9, bigram=True
-    ),
-    "apply_full_only": lambda: apply_case(0, num=3, max_pages=5, has_swa=False),
-    "translate_int32": lambda: translate_case(0, shape=(40,), page_size=1, dtype=np.int32),
-}
-# registers per thread, with room for other versions of Triton: 3.6.0 takes 64 where 3.9.0 takes 48
+# bounds for any version of Triton. Registers per thread:
 MOST_REGISTERS = 80
-# barriers on sm_90: none but one in the loop of apply (map entries are read, then cleared) and those
-# of the prefix sums in the kernels of one program
-MOST_BARRIERS = {"extend": 0, "step": 8, "advance": 0, "slide": 24, "apply": 1, "translate": 0}
-
-
-def variants(target: str, cases: Iterable[Case]) -> list[Any]:
-    """Compile what the wrapper launches for each case (all of one op)."""
-    cases = list(cases)
-    op = cases[0].op
-    kernel = getattr(importlib.import_module(f"kvcache.kernels.{op}"), f"_{op}_kernel")
-    return compiled_variants(kernel, TARGETS[target], lambda: [run(case) for case in cases])
-
-
-def compile_one(target: str, case: Case) -> Resources:
-    (binary,) = variants(target, [case])
-    return resources(binary)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("op", CASES)
-def test_compiles_without_spills(op: str, target: str) -> None:
-    found = compile_one(target, CASES[op]())
-    print(f"\n{op} {target}: {found}")
-    assert found.spills == 0
-    assert found.registers <= MOST_REGISTERS
-    assert found.stores
-    if target == "sm_90":
-        assert found.barriers <= MOST_BARRIERS[op]
-
-
-@pytest.mark.parametrize("name", OTHER_FLAGS)
-def test_other_flags_compile_without_spills(name: str) -> None:
-    found = compile_one("sm_90", OTHER_FLAGS[name]())
-    print(f"\n{name} sm_90: {found}")
-    assert found.spills == 0
-    assert found.registers <= MOST_REGISTERS
-
-
-def test_translate_reads_and_writes_whole_blocks_in_vectors() -> None:
-    found = compile_one("sm_90", CASES["translate"]())
-    assert found.loads["ld.global.v2.b64"] >= 1
-    assert found.stores["st.global.v2.b64"] >= 1
-
-
-SIZES = [1, 2, 3, 15, 16, 17, 32, 33, 128, 160]
-SWEEPS: dict[str, Callable[[int], Case]] = {
-    "extend": lambda n: extend_case(n, num_rows=n, max_pages=n),
-    "step": lambda n: step_case(n, num_rows=n, page_size=4),
-    "advance": lambda n: advance_case(n, num_rows=n, has_lens=True),
-    "slide": lambda n: slide_case(n, num_rows=n, page_size=4, max_pages=n, keep=n),
-    "apply": lambda n: apply_case(n, num=n, max_pages=5),
-    "translate": lambda n: translate_case(n, shape=(n,), page_size=4),
+# none but one in the loop of apply (map entries are read, then cleared), those of the sums over earlier rows
+# and of a match (eight warps meet for a hash and for a block of a compare), and those of prefix sums in the
+# kernels of one program; a warp of 64 threads needs fewer
+MOST_BARRIERS = {
+    "extend": 0,
+    "step": 8,
+    "advance": 0,
+    "slide": 24,
+    "apply": 1,
+    "translate": 0,
+    "decode_step": 24,
+    "decode_slide": 32,
+    "fill_table": 0,
+    "fill_indices": 4,
+    "match": 16,
+    "bind_match": 0,
+    "update_mirror": 6,
 }
+# loads and stores of 16 bytes, at least. A match reads the tree's tokens so, and keys that are aligned. SWA
+# views look each page up; pages at any place of the slab or of a row (apply, bind_match) are moved one by one
+WIDE = {
+    "translate (P=64, int64)": (1, 1),
+    "translate (P=1, int32)": (1, 1),
+    "fill_table (Full)": (1, 1),
+    "fill_table (SWA)": (0, 1),
+    "fill_indices (pages, Full)": (0, 1),
+    "fill_indices (pages, SWA)": (0, 1),
+    "fill_indices (slots, Full)": (0, 1),
+    "fill_indices (slots, SWA, int64)": (0, 1),
+    "match (P=64, aligned)": (2, 0),
+    "match (P=16, aligned)": (2, 0),
+    "match (P=64, aligned, int64)": (2, 0),
+    "match (P=4096, aligned)": (2, 0),
+    "match (P=64)": (1, 0),
+    "match (P=64, bigram)": (1, 0),
+    "update_mirror (P=64)": (1, 1),
+}
+
+compiled = functools.cache(compile_kernel)
+variants_of = functools.cache(count_variants)
+every_kernel = pytest.mark.parametrize("name", KERNELS)
+every_target = pytest.mark.parametrize("target", TARGETS)
+
+
+def committed() -> dict[str, Any]:
+    """The committed figures of the running Triton; skips where there are none."""
+    if triton.__version__ not in COMMITTED:
+        pytest.skip(
+            f"perf/results/compile.json has triton {', '.join(COMMITTED)}, not {triton.__version__}"
+        )
+    return COMMITTED[triton.__version__]
+
+
+def worse(now: dict[str, int], before: dict[str, int]) -> list[str]:
+    """What of `now` is worse than `before`, in words."""
+    more = ("registers", "spills", "shared", "barriers")
+    fewer = ("wide_loads", "wide_stores")
+    found = [name for name in more if now[name] > before[name]]
+    found += [name for name in fewer if now[name] < before[name]]
+    return [f"{name}: {before[name]} -> {now[name]}" for name in found]
+
+
+@every_target
+@every_kernel
+def test_spills_nothing_and_stays_in_bounds(name: str, target: str) -> None:
+    found: Resources = compiled(name, target)
+    print(f"\n{name} {target}: {found}")
+    assert found.spills == 0
+    assert found.registers <= MOST_REGISTERS
+    assert found.barriers <= MOST_BARRIERS[KERNELS[name].op]
+    assert found.stores
+
+
+@every_target
+@pytest.mark.parametrize("name", WIDE)
+def test_copies_and_compares_16_bytes_at_a_time(name: str, target: str) -> None:
+    found = compiled(name, target).figures()
+    loads, stores = WIDE[name]
+    assert found["wide_loads"] >= loads
+    assert found["wide_stores"] >= stores
+
+
+@every_target
+@every_kernel
+def test_is_no_worse_than_the_committed_table(name: str, target: str) -> None:
+    table = committed()["kernels"]
+    found = worse(compiled(name, target).figures(), table[name][target])
+    assert not found, f"{'; '.join(found)} ({REGENERATE})"
 
 
 @pytest.mark.parametrize("op", SWEEPS)
 def test_one_variant_over_all_sizes(op: str) -> None:
-    assert len(variants("sm_90", [SWEEPS[op](n) for n in SIZES])) == 1
+    assert variants_of(op) == 1
+
+
+def test_every_kernel_of_the_package_is_compiled() -> None:
+    ops = {
+        name
+        for name in (module.name for module in pkgutil.iter_modules(kernels.__path__))
+        if any(
+            isinstance(value, Kernel)
+            for value in vars(importlib.import_module(f"kvcache.kernels.{name}")).values()
+        )
+    }
+    assert ops == set(SWEEPS) == set(MOST_BARRIERS) == {kernel.op for kernel in KERNELS.values()}
+    assert set(WIDE) <= set(KERNELS)
+
+
+def test_the_committed_table_is_whole_and_written_from_its_figures() -> None:
+    spec = importlib.util.spec_from_file_location("_table", ROOT / "perf/compile_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.render(COMMITTED) == (ROOT / "perf/results/compile.md").read_text()
+    assert script.summary(COMMITTED) in (ROOT / "README.md").read_text(), REGENERATE
+    assert {"3.6.0", "3.9.0"} <= set(COMMITTED)
+    for figures in COMMITTED.values():
+        assert list(figures["kernels"]) == list(KERNELS), REGENERATE
+        assert all(list(by_target) == list(TARGETS) for by_target in figures["kernels"].values())
+        assert figures["variants"] == dict.fromkeys(SWEEPS, 1)
+
+
+def test_whatever_gets_worse_is_named() -> None:
+    before = {
+        "registers": 40,
+        "spills": 0,
+        "shared": 32,
+        "barriers": 2,
+        "wide_loads": 2,
+        "wide_stores": 1,
+    }
+    assert worse(before, before) == []
+    better = {**before, "registers": 39, "wide_loads": 3}
+    assert worse(better, before) == []
+    for name in before:
+        step = -1 if name.startswith("wide") else 1
+        now = {**before, name: before[name] + step}
+        assert worse(now, before) == [f"{name}: {before[name]} -> {now[name]}"]
 
 
 def test_a_descriptor_view_that_is_not_aligned_compiles_nothing_new() -> None:

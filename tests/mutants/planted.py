@@ -25,6 +25,8 @@ _EVICTION = "tests/faults/test_eviction_order.py"
 _LOCKS = "tests/faults/test_locks.py"
 _KEYS = "tests/faults/test_keys.py"
 _STATEFUL = "tests/test_stateful.py"
+_DEVICE_MATCH = "tests/test_device_match.py"
+_DEVICE_KERNELS = "tests/interp/test_match_kernels.py"
 _EXACT = "tests/test_exactness.py"
 
 MUTANTS = [
@@ -107,6 +109,42 @@ MUTANTS = [
         "popped = full_stack[full_top - first_pop - n : full_top - first_pop]",
         "popped = full_stack[full_top - n : full_top]",
         "tests/test_kernels_extend.py",
+    ),
+    # match on the device
+    Mutant(
+        "the device's window has to be a page longer",
+        "kernels/match.py",
+        "(pos - tombstone_end >= keep_pages)",
+        "(pos - tombstone_end > keep_pages)",
+        f"{_DEVICE_KERNELS} -k 'small_blocks and 1-0'",
+    ),
+    Mutant(
+        "a compare forgets the first difference",
+        "kernels/match.py",
+        "compares = (same == limit) & (done * BLOCK < limit)",
+        "compares = done * BLOCK < limit",
+        f"{_DEVICE_KERNELS} -k 'small_blocks and 3-0'",
+    ),
+    Mutant(
+        "a child of another node is taken",
+        "kernels/match.py",
+        "is_child = tl.load(record_ptr + RECORD_PARENT) == node",
+        "is_child = tl.load(record_ptr + RECORD_PARENT) >= 0",
+        f"{_DEVICE_KERNELS} -k equal_tags",
+    ),
+    Mutant(
+        "a changed node is not noted again",
+        "kvcache/tree_mirror.py",
+        "            _write_record(nodes, n, node_rows[records])\n            nodes[a.CHANGED, n] = 0\n",
+        "            _write_record(nodes, n, node_rows[records])\n",
+        f"{_DEVICE_MATCH} -k 'same_results and page4'",
+    ),
+    Mutant(
+        "pages once seen are not uploaded again",
+        "kvcache/tree_mirror.py",
+        "        seen_pages[page_ids[i]] = 0\n",
+        "        pass\n",
+        f"{_DEVICE_MATCH} -k 'same_results and page4'",
     ),
     # tree: match
     Mutant(
@@ -222,7 +260,7 @@ MUTANTS = [
         "tree/lock.py",
         "            push_full(nodes, x, 0)\n",
         "            pass\n",
-        f"{_OWNERSHIP} -k nothing_new",
+        _LOCKS,
     ),
     Mutant(
         "a receipt serves twice",
@@ -258,7 +296,7 @@ MUTANTS = [
         "kvcache/core.py",
         "            if need > evictable:\n",
         "            if need > evictable and tree.evict(1, 1)[1] < 0:\n",
-        f"{_EXACT} -k capacity",
+        f"{_EXACT} -k lack_of_pages",
     ),
     Mutant(
         "extend evicts for Full only",

@@ -37,6 +37,7 @@ def _tests_fail(root: Path, tests: str) -> tuple[bool, str]:
         "pytest",
         "-q",
         "-x",
+        "--hypothesis-profile=mutants",
         "-W",
         "ignore",
         *shlex.split(tests),
