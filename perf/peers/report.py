@@ -1,0 +1,245 @@
+"""Table, JSON and bar plot of a run, and which of the numbers of issue 4 hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from timing import Bench
+
+OURS, RUST, PYTHON = "kvcache", "SGLang Rust", "SGLang Python"
+PARTS = ("match", "admit", "finish")
+
+
+class Goal(NamedTuple):
+    """At least `factor` times faster than SGLang's Rust core."""
+
+    case: str
+    factor: float
+
+
+GOALS = (
+    Goal("W1 match hot, batch 64", 25),
+    Goal("W1 match cold, batch 64", 25),
+    Goal("W1 match hot, batch 1", 5),
+    Goal("W1 match cold, batch 1", 5),
+    Goal("W2 admit 4,096 tokens", 10),
+    Goal("W2 commit 2,048 new tokens", 20),
+    Goal("W2 finish 2,048 new tokens", 20),
+    Goal("W3 evict one tail", 25),
+    Goal("W3 evict 1,000 tails", 100),
+    Goal("W4 out-of-window pass, 256 requests", 100),
+    Goal("W5 turn 30", 30),
+    Goal("W7 scheduler step", 20),
+)
+MOST_EVICT_GROWTH = 1.2  # one tail at 50,000 leaves against 5,000
+MOST_REMATCH_US = 0.35
+
+
+def medians(bench: Bench) -> dict[str, dict[str, float]]:
+    """Return case -> side -> median us per request; the parts of a turn of W5 are added up."""
+    table = {
+        case: {side: samples.median for side, samples in sides.items()}
+        for case, sides in bench.samples.items()
+    }
+    for turn in (1, 10, 20, 30):
+        parts = [table.get(f"W5 turn {turn}, {part}") for part in PARTS]
+        if all(parts):
+            table[f"W5 turn {turn}"] = {
+                side: sum(part[side] for part in parts if part) for side in parts[0] or {}
+            }
+    return table
+
+
+def checks(bench: Bench) -> list[tuple[str, float, str, bool]]:
+    """Return (what, value, goal, whether it holds) of every number that this run can check."""
+    table = medians(bench)
+    found = []
+    for goal in GOALS:
+        us = table.get(goal.case, {})
+        if OURS in us and RUST in us:
+            ratio = us[RUST] / us[OURS]
+            found.append((goal.case, ratio, f">= {goal.factor:g}x Rust", ratio >= goal.factor))
+    small, large = (
+        table.get(f"W3 evict one tail{x}", {}).get(OURS) for x in ("", ", 50,000 leaves")
+    )
+    if small and large:
+        growth = large / small
+        found.append(
+            (
+                "W3 evict one tail, 50,000 / 5,000 leaves",
+                growth,
+                f"<= {MOST_EVICT_GROWTH}",
+                growth <= MOST_EVICT_GROWTH,
+            )
+        )
+    again = table.get("W8 re-match, queue of 1,000", {}).get(OURS)
+    if again:
+        found.append(
+            ("W8 re-match, us", again, f"<= {MOST_REMATCH_US} us", again <= MOST_REMATCH_US)
+        )
+    rates = [bench.notes.get(f"W6 hit rate, {side}") for side in (OURS, RUST)]
+    if all(r is not None for r in rates):
+        ratio = rates[0] / rates[1] if rates[1] else float("inf")
+        found.append(("W6 hit rate, ours / SGLang's", ratio, ">= 1", ratio >= 1))
+    memory = bench.notes.get(f"memory, {OURS}")
+    if memory:
+        tokens = memory["cached_tokens"]
+        beyond = memory["tree_bytes"] - 4 * tokens - 128 * memory["nodes"]
+        most = 5.0 if bench.page_size == 1 else 0.5
+        value = beyond / tokens
+        found.append(
+            (
+                "memory, bytes per cached token beyond 4 + 128 a node",
+                value,
+                f"<= {most}",
+                value <= most,
+            )
+        )
+    return found
+
+
+def machine() -> dict[str, str]:
+    """Return what the numbers depend on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            x.split(":", 1)[1].strip() for x in info.read_text().splitlines() if "model name" in x
+        ]
+        cpu = f"{names[0]}, {len(names)} cores" if names else cpu
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    packages = ("sglang", "torch", "numpy", "numba")
+    return {
+        "cpu": cpu,
+        "load": load,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def markdown(bench: Bench) -> str:
+    """Return the table of one page size and window."""
+    lines = [
+        f"### page size {bench.page_size}, window {bench.window}",
+        "",
+        "| microseconds per request | SGLang Python | SGLang Rust | kvcache | Python / ours | Rust / ours |",
+        "| --- | --: | --: | --: | --: | --: |",
+    ]
+    for case, us in medians(bench).items():
+        if case.startswith("W5 turn") and "," in case and "turn 30" not in case:
+            continue
+        cells = [f"{us[side]:,.2f}" if side in us else "" for side in (PYTHON, RUST, OURS)]
+        ratios = [
+            f"{us[side] / us[OURS]:,.1f}" if side in us and OURS in us else ""
+            for side in (PYTHON, RUST)
+        ]
+        lines.append(f"| {case} | {' | '.join(cells)} | {' | '.join(ratios)} |")
+    held = [bench.notes.get(f"memory, {side}") for side in (PYTHON, RUST, OURS)]
+    per_token = [f"{m['tree_bytes'] / m['cached_tokens']:,.1f}" if m else "" for m in held]
+    lines += [f"| host bytes per cached token | {' | '.join(per_token)} | | |", ""]
+    for what, value, goal, holds in checks(bench):
+        lines.append(f"- {'holds' if holds else 'SHORT'}: {what}: {value:,.2f} (goal {goal})")
+    for name, value in bench.notes.items():
+        lines.append(f"- {name}: {value:.4g}" if isinstance(value, float) else f"- {name}: {value}")
+    return "\n".join(lines)
+
+
+def summary(benches: list[Bench]) -> str:
+    """Return the table of the README: the first run, and the worst ratio that the others found."""
+    first, *others = benches
+    lines = [
+        f"| us per request, P = {first.page_size}, W = {first.window} | SGLang Python | SGLang Rust "
+        "| kvcache | times faster than Rust | goal | least elsewhere |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    tables = [medians(bench) for bench in others]
+    us = medians(first)
+    for goal in GOALS:
+        if not {OURS, RUST, PYTHON} <= us.get(goal.case, {}).keys():
+            continue
+        here = us[goal.case]
+        elsewhere = [t[goal.case][RUST] / t[goal.case][OURS] for t in tables if goal.case in t]
+        cells = [
+            *(f"{here[side]:,.1f}" for side in (PYTHON, RUST)),
+            f"{here[OURS]:,.2f}",
+            f"{here[RUST] / here[OURS]:,.1f}",
+            f"{goal.factor:g}",
+            f"{min(elsewhere):,.1f}" if elsewhere else "",
+        ]
+        lines.append(f"| {goal.case} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def as_json(benches: list[Bench], notes: dict[str, Any]) -> dict[str, Any]:
+    """Return all figures of a run."""
+    return {
+        "machine": machine(),
+        **notes,
+        "runs": [
+            {
+                "page_size": bench.page_size,
+                "window": bench.window,
+                "cases": {
+                    case: {side: samples.as_json() for side, samples in sides.items()}
+                    for case, sides in bench.samples.items()
+                },
+                "notes": bench.notes,
+                "checks": [
+                    {"what": what, "value": value, "goal": goal, "holds": holds}
+                    for what, value, goal, holds in checks(bench)
+                ],
+            }
+            for bench in benches
+        ],
+    }
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def plot(benches: list[Bench], path: Path) -> None:
+    """Draw how many times faster we are than each core, for the cases that have a goal."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    cases = [goal.case for goal in GOALS]
+    columns = min(2, len(benches))
+    rows = -(-len(benches) // columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(5.2 * columns + 2, 4.6 * rows), sharey=True, squeeze=False
+    )
+    for panel, bench in zip(panels.flat, benches, strict=False):
+        table = medians(bench)
+        for offset, side, color in ((0.2, PYTHON, "#c0a060"), (-0.2, RUST, "#b05030")):
+            values = [
+                table[c][side] / table[c][OURS]
+                if side in table.get(c, {}) and OURS in table[c]
+                else 0
+                for c in cases
+            ]
+            places = [y + offset for y in range(len(cases))]
+            bars = panel.barh(places, values, height=0.38, color=color, label=f"against {side}")
+            panel.bar_label(
+                bars, labels=[f"{v:,.0f}x" if v else "" for v in values], padding=5, fontsize=7
+            )
+        for y, goal in enumerate(GOALS):
+            panel.plot([goal.factor] * 2, [y - 0.42, y + 0.02], color="black", linewidth=1.5)
+        panel.set_xscale("log")
+        panel.set_xlim(1, 10_000)
+        panel.set_title(f"P = {bench.page_size}, W = {bench.window}", fontsize=10)
+        panel.set_xlabel("times faster (bar: goal against Rust)", fontsize=8)
+        panel.set_yticks(range(len(cases)), cases, fontsize=8)
+    panels[0][0].invert_yaxis()
+    panels[0][columns - 1].legend(fontsize=7, loc="lower right")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
