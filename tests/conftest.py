@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # timings are no tests; the same examples in every run of the suite, new ones in a soak
 settings.register_profile(
@@ -26,6 +26,10 @@ settings.register_profile(
     max_examples=1500,
     stateful_step_count=100,
     derandomize=False,
+)
+# a planted bug need not be shrunk
+settings.register_profile(
+    "mutants", settings.get_profile("suite"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile("suite")
 
