@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 # timings are no tests; the same examples in every run of the suite, new ones in a soak
 settings.register_profile(
     "suite",
-    max_examples=80,
+    max_examples=120,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
