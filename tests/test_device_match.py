@@ -218,7 +218,10 @@ def test_a_child_table_that_grows() -> None:
         got = cache.match(on_device(keys), on="device", touch=False)
         want = cache.match(keys, touch=False)
         np.testing.assert_array_equal(got.results.numpy(), want.results)
-        slots.add(cache.tree.table.shape[0])
+        table = cache.tree.table
+        assert cache._matcher is not None
+        np.testing.assert_array_equal(cache._matcher.mirror.table[: len(table)].numpy(), table)
+        slots.add(len(table))
     assert len(slots) > 1
 
 

@@ -319,4 +319,11 @@ MUTANTS = [
         "        if not is_root(nodes, handles[i]) and nodes[SWA_LOCKS, handles[i] & 0xFFFFFFFF] < 0:\n",
         f"{_KEYS} -k dropped_namespace",
     ),
+    Mutant(
+        "a grown child table is copied in part",
+        "kvcache/tree_mirror.py",
+        "        elif lost & LOST_TABLE:\n",
+        "        elif lost < 0:\n",
+        "tests/test_device_match.py -k table_that_grows",
+    ),
 ]
