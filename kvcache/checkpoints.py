@@ -29,7 +29,7 @@ class Every:
     tokens: int
 
     def __post_init__(self) -> None:
-        check_int("tokens", self.tokens, low=1)
+        check_int("tokens", self.tokens, low=1, high=2**31 - 1)
 
 
 CheckpointPolicy = Branch | Hints | Every

@@ -43,6 +43,7 @@ class CacheCore:
         self._evicted_full = 0
         self._evicted_swa = 0
         self._closed = False
+        self._stepping = False  # in the body of DecodeStep.running
 
     # -- what the engine may read ------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class CacheCore:
         Raises:
             CapacityError: `max_namespaces` are in use and none is empty.
         """
-        self._check_open()
+        self._check_idle()
         return self._namespaces.handle(key)
 
     def drop_namespace(self, handle: int) -> EvictResult:
@@ -116,7 +117,7 @@ class CacheCore:
         Raises:
             InvalidInputError: No such namespace, the default one, or a request runs in it.
         """
-        self._check_open()
+        self._check_idle()
         handle = int(self._namespaces.handles(handle, 1)[0])
         if handle == self._namespaces.default:
             raise InvalidInputError("handle must not be of the default namespace; use flush()")
@@ -134,7 +135,7 @@ class CacheCore:
         Raises:
             InvalidInputError: A negative number.
         """
-        self._check_open()
+        self._check_idle()
         full_pages = min(check_int("full_pages", full_pages, low=0), self.config.full_pages)
         swa_pages = min(check_int("swa_pages", swa_pages, low=0), self.config.swa_pages)
         ranges, full, swa = self.tree.evict(full_pages, swa_pages)
@@ -142,7 +143,7 @@ class CacheCore:
 
     def flush(self) -> EvictResult:
         """Free everything that is cached and unlocked."""
-        self._check_open()
+        self._check_idle()
         return self.evict(self.tree.full_pages, self.tree.swa_pages)
 
     def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
@@ -211,3 +212,11 @@ class CacheCore:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the manager was closed")
+
+    def _check_idle(self) -> None:
+        """Raise unless the manager is open, and no decode step is between its launches and its counts."""
+        self._check_open()
+        if self._stepping:
+            raise InvalidInputError(
+                "this call must wait until DecodeStep.running is left: its body may only replay the step"
+            )

@@ -80,6 +80,8 @@ class DecodeStep:
         max_slots: int | None = None,
     ) -> None:
         cache._check_open()
+        if max_slots is not None:
+            check_int("max_slots", max_slots, low=0, high=2**31 - 1)
         config, plane = cache.config, cache._plane
         most = config.max_rows
         self.num_lanes = most if num_lanes is None else num_lanes
@@ -129,13 +131,14 @@ class DecodeStep:
 
         Changes no page and no length. One upload.
         """
-        self._cache._check_open()
+        self._cache._check_idle()
         self._cache._plane.place_rows(np.zeros(0, np.int32))
         self.before_forward()
         self.after_forward()
 
     def before_forward(self) -> None:
         """Make room for one token of each row and fill the views: 1 + len(views) launches."""
+        self._cache._check_open()
         plane = self._cache._plane
         pools, host, config = plane.pools, plane.host, plane.config
         placed = plane.placed_rows()
@@ -182,6 +185,7 @@ class DecodeStep:
 
     def after_forward(self) -> None:
         """Say that the forward is on the stream, and free what fell out of the window: one launch."""
+        self._cache._check_open()
         plane = self._cache._plane
         pools, host, config = plane.pools, plane.host, plane.config
         placed = plane.placed_rows()
@@ -225,7 +229,8 @@ class DecodeStep:
 
         On entry everything is checked, pages are evicted if the step needs them, and the rows are uploaded if
         they are not those of the last call. On exit the host's lengths and counts move. If the body raises,
-        they do not: it must not have launched anything then.
+        they do not: it must not have launched anything then. Other calls that change the cache are refused in
+        the body.
 
         Args:
             rows: [n] distinct running rows, n <= num_lanes; pages are taken in this order.
@@ -236,12 +241,16 @@ class DecodeStep:
                 `max_slots`.
         """
         cache = self._cache
-        cache._check_open()
+        cache._check_idle()
         given = running_rows(cache.rows, rows)
         total = self._check(given)
         plane = cache._plane
         plane.place_rows_and_free(given, cache._make_room(total))
-        yield
+        cache._stepping = True
+        try:
+            yield
+        finally:
+            cache._stepping = False
         plane.took(total)
         state, config = cache.rows, cache.config
         row_ops.step_lens(state.state, given)

@@ -137,9 +137,17 @@ class DeviceMatch:
     def fetch(self) -> MatchBatch:
         """Return the results for the host. Waits until the device has matched and copied them.
 
-        If the match was asked to touch, what it found becomes the most recent now; what was evicted since
-        then is left out.
+        If the match was asked to touch, what it found becomes the most recent now, except for a request whose
+        full hit has lost a page since.
         """
+        batch = self.wait()
+        if self._touch:
+            self._touch = False
+            self._matcher.touch(batch.results)
+        return batch
+
+    def wait(self) -> MatchBatch:
+        """Return the results for the host, as `fetch` does, and touch nothing yet."""
         if self._batch is None:
             self.prefetch()
             assert self._host is not None
@@ -147,8 +155,6 @@ class DeviceMatch:
                 self._copied.synchronize()
             results = self._host.numpy().copy()
             self._batch = MatchBatch(results, self.namespaces, self._matcher.tree)
-            if self._touch:
-                self._matcher.touch(results)
         return self._batch
 
 

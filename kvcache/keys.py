@@ -30,7 +30,9 @@ class KeyBatch:
     """The keys of a batch: views into one flat token buffer, which is neither copied nor kept.
 
     Keys may lie anywhere in the buffer, so rows of a 2-D token pool serve as they are
-    (`starts = row * stride`).
+    (`starts = row * stride`). Arrays are checked once and kept as they are: make a new batch instead of
+    writing to `starts` or `lens`. The first int64 buffer, and the first read-only one, cost each call some
+    seconds of compiling.
 
     Args:
         tokens: [num_tokens] int32 or int64, contiguous; token ids in [0, 2^31).

@@ -117,6 +117,7 @@ class KVCacheManager(CacheCore):
         if on not in ("host", "device"):
             raise InvalidInputError(f"on must be 'host' or 'device', got {on!r}")
         check_type("keys", keys, DeviceKeys if on == "device" else KeyBatch)
+        self._check_idle()
         if previous is not None:
             raise InvalidInputError("previous must be None for a match on the device")
         handles = self._namespaces.handles(namespaces, len(keys))
@@ -150,12 +151,12 @@ class KVCacheManager(CacheCore):
             InvalidInputError: An index is out of range, a prefix is longer than `max_len`, or the batch is of
                 another manager.
         """
-        self._check_open()
+        self._check_idle()
         found = batch
         if isinstance(batch, DeviceMatch):
             if not batch.is_of(self.tree):
                 raise InvalidInputError("batch must be of this manager, got a match of another one")
-            batch = batch.fetch()
+            batch = batch.wait()
         check_type("batch", batch, MatchBatch)
         self._check_owner("batch", batch)
         if index is None:
@@ -176,6 +177,8 @@ class KVCacheManager(CacheCore):
             raise InvalidInputError(
                 f"reuse_len must be <= max_len ({self.config.max_len}), got {batch.reuse_len[long]}"
             )
+        if isinstance(found, DeviceMatch):
+            found.fetch()  # nothing is refused any more: now it may touch
         state = self.rows
         rows = state.take(chosen.size)
         receipts, ranges = self.tree.lock_matched(batch.results, chosen)
@@ -384,5 +387,5 @@ class KVCacheManager(CacheCore):
         self._plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
 
     def _rows(self, rows: Any) -> Int32Array:
-        self._check_open()
+        self._check_idle()
         return running_rows(self.rows, rows)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvcache.checks import INT64, as_int_array
 from kvcache.errors import InvalidInputError
 from kvcache.tree import match as m
 
@@ -59,8 +60,16 @@ class MatchBatch:
         return self.results[m.BRANCH]
 
     def select(self, index: npt.ArrayLike) -> MatchBatch:
-        """Return the results of some requests, in the order of `index`; they are copied."""
-        chosen = np.asarray(index, np.int64)
+        """Return the results of some requests, in the order of `index`; they are copied.
+
+        Raises:
+            InvalidInputError: `index` is not 1-D, holds no integers, or one of no request.
+        """
+        chosen = as_int_array("index", index, dtype=INT64)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
+            raise InvalidInputError(
+                f"index must be in [0, {len(self)}), got {chosen.min()} .. {chosen.max()}"
+            )
         return MatchBatch(
             np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy(), self.tree
         )

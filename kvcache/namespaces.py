@@ -74,4 +74,5 @@ class Namespaces:
             raise InvalidInputError(
                 f"namespaces[{bad}] must be the handle of a standing namespace, got {handles[bad]}"
             )
-        return handles
+        # a match keeps them, and the caller may reuse the buffer
+        return handles.copy()

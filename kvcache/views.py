@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from kvcache.checks import INT32, as_int_array
+from kvcache.checks import INT32, as_int_array, check_int
 from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 from kvcache.requests import check_lens, running_rows
@@ -75,6 +75,8 @@ class Views:
     """
 
     def __init__(self, cache: CacheCore, *, max_slots: int | None = None) -> None:
+        if max_slots is not None:
+            check_int("max_slots", max_slots, low=0, high=2**31 - 1)
         self._cache = cache
         self._max_slots = max_slots
         self._tables: dict[str, TableBuffers] = {}
@@ -158,7 +160,7 @@ class Views:
         return window
 
     def _arguments(self, rows: Any, lens: Any) -> tuple[Int32Array, Int32Array | None]:
-        self._cache._check_open()
+        self._cache._check_idle()
         state = self._cache.rows
         rows = running_rows(state, rows)
         if lens is not None:

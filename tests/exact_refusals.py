@@ -16,8 +16,10 @@ from kvcache import (
     Ragged,
     StaleMatchError,
 )
+from kvcache.checkpoints import Every
 from kvcache.decode_step import DecodeStep
 from kvcache.device_match import DeviceKeys
+from kvcache.views import Views
 
 
 class Refusal(NamedTuple):
@@ -93,6 +95,13 @@ refused(
 for _name, _handle, _message in (
     ("unknown", lambda w: 2**40 + 12345, "must be the handle of a standing namespace"),
     ("negative", lambda w: -1, "must be the handle of a standing namespace, got -1"),
+    ("1, as an adapter has", lambda w: 1, "must be the handle of a standing namespace, got 1"),
+    ("7, as an adapter has", lambda w: 7, "must be the handle of a standing namespace, got 7"),
+    (
+        "of a record that was never used",
+        lambda w: (1 << 32) + 60,
+        "must be the handle of a standing namespace",
+    ),
     ("of no int64", lambda w: 2**70, "namespaces must hold integers, got object"),
     ("dropped", lambda w: w.ns_dropped, "must be the handle of a standing namespace"),
     ("a float", lambda w: 1.0, r"namespaces must be 1-D, got shape \(\)"),
@@ -159,6 +168,16 @@ refused(
     lambda w: MatchBatch.concatenate([w.found, w.of_another]),
     "batches must be of one manager, got several",
 )
+for _name, _index, _message in (
+    ("a mask", [False, True, True], "index must hold integers, got bool"),
+    ("floats", [0.5], "index must hold integers"),
+    ("past it", [0, 3], r"index must be in \[0, 3\)"),
+    ("negative", [-1], r"index must be in \[0, 3\)"),
+    ("two dimensions", [[0]], "index must be 1-D"),
+    ("a scalar", 0, "index must be 1-D"),
+):
+    refused(f"select: {_name}", lambda w, i=_index: w.found.select(i), _message)
+refused("checkpoints: a length past int32", lambda w: Every(2**70), "tokens must be in")
 refused("admit: index of floats", lambda w: w.m.admit(w.found, [0.5]), "index must hold integers")
 refused("admit: index past it", lambda w: w.m.admit(w.found, [0, 3]), r"index must be in \[0, 3\)")
 refused(
@@ -261,6 +280,15 @@ refused(
     "rows must list at most 80 entries",
 )
 refused("decode step: an unknown view", lambda w: DecodeStep(w.m, ("table",)), "views must be of")
+refused(
+    "decode step: slots below 0", lambda w: DecodeStep(w.m, max_slots=-1), "max_slots must be in"
+)
+refused(
+    "decode step: slots of a word",
+    lambda w: DecodeStep(w.m, max_slots="x"),
+    "max_slots must be an int",
+)
+refused("views: slots below 0", lambda w: Views(w.m, max_slots=-1), "max_slots must be in")
 refused("decode step: no lane", lambda w: DecodeStep(w.m, num_lanes=0), "num_lanes must be in")
 for _view in ("swa_page_table", "swa_indices"):
     refused(

@@ -269,3 +269,18 @@ def test_refuses_what_does_not_fit() -> None:
         DeviceKeys(tokens.short(), [5], [5])
     with pytest.raises(InvalidInputError, match="starts and lens must be >= 0"):
         DeviceKeys(tokens, [-1], [5])
+
+
+@pytest.mark.parametrize("index", [[5], [0, 0, 0, 0, 0]], ids=["past it", "more than rows"])
+def test_a_refused_admission_touches_nothing(index: list[int]) -> None:
+    """Whether a lack of rows came up first must not show in what is evicted next."""
+    cache = cache_of(page_size=4, window=None, swa_pages=0, max_rows=4)
+    old, new = np.arange(16, dtype=np.int32), np.arange(100, 116, dtype=np.int32)
+    serve(cache, old)
+    serve(cache, new)
+    found = cache.match(on_device(KeyBatch(old, [0], [16])), on="device")
+    with pytest.raises((CapacityError, InvalidInputError)):
+        cache.admit(found, index)
+    cache.evict(4)
+    assert cache.match(KeyBatch(old, [0], [16])).full_hit_len.tolist() == [0]
+    assert cache.match(KeyBatch(new, [0], [16])).full_hit_len.tolist() == [16]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_refusals import ON_DEVICE, REFUSED
+from exact_refusals import ON_DEVICE, REFUSED, WITH_ROWS
 from exact_world import World, pack, run_decode_step, started, tokens, unchanged
 from instruments.fakedev import NAME, accelerator
 from snapshot import changes, snapshot
@@ -19,6 +19,7 @@ from snapshot import changes, snapshot
 from kvcache import (
     CacheConfig,
     CapacityError,
+    InvalidInputError,
     KVCacheManager,
 )
 from kvcache.decode_step import DecodeStep
@@ -138,4 +139,41 @@ def test_a_wrong_receipt_changes_nothing(wrong: str, call: str) -> None:
         ReceiptError,
         rf"receipts\[{len(receipts) - 1}\] must be the receipt of a standing lock, once",
     )
+    w.m.check()
+
+
+# -- in a decode step ------------------------------------------------------------------------------
+
+IN_A_STEP: dict[str, Callable[[World], Any]] = {
+    **{call: lambda w, m=make: m(w, [w.other]) for call, make in WITH_ROWS.items()},
+    "admit": lambda w: w.m.admit(w.found, [0]),
+    "namespace": lambda w: w.m.namespace("d"),
+    "drop_namespace": lambda w: w.m.drop_namespace(w.ns_cached),
+    "evict": lambda w: w.m.evict(1),
+    "flush": lambda w: w.m.flush(),
+    "match on the device": lambda w: w.m.match(w.device_keys, on="device"),
+    "warm_up": lambda w: w.decode.warm_up(),
+}
+
+
+@pytest.mark.parametrize("call", IN_A_STEP)
+def test_a_call_in_the_body_of_a_decode_step_changes_nothing(call: str) -> None:
+    """The host's counts move when the step ends; before, a call would take the step's pages again."""
+    w = World("cpu", False)
+    with w.decode.running([w.row]):
+        w.decode.before_forward()
+        w.decode.after_forward()
+        unchanged(
+            w.m, lambda: IN_A_STEP[call](w), InvalidInputError, "until DecodeStep.running is left"
+        )
+    w.m.check()
+    w.m.extend([w.other], [40])
+    w.m.check()
+
+
+def test_a_step_whose_body_raises_leaves_the_manager_usable() -> None:
+    w = World("cpu", False)
+    with pytest.raises(KeyError), w.decode.running([w.row]):
+        raise KeyError
+    w.m.extend([w.other], [40])
     w.m.check()

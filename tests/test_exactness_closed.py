@@ -37,10 +37,19 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     "translate": lambda w: w.m.translate(w.one),
     "views.page_table": lambda w: w.m.views.page_table([w.row]),
     "decode step, made": lambda w: DecodeStep(w.m),
+    "decode step, before": lambda w: w.decode.before_forward(),
+    "decode step, after": lambda w: w.decode.after_forward(),
     "decode step, warmed up": lambda w: w.decode.warm_up(),
 }
 # of what belongs to a manager, not its methods
-CLOSED_PARTS = {"views.page_table", "decode step", "decode step, made", "decode step, warmed up"}
+CLOSED_PARTS = {
+    "views.page_table",
+    "decode step",
+    "decode step, made",
+    "decode step, before",
+    "decode step, after",
+    "decode step, warmed up",
+}
 
 
 @pytest.fixture(scope="module")

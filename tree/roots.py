@@ -31,8 +31,9 @@ from kvcache.tree.slab import new_record, spare_record
 
 @compiled
 def new_root(nodes: Int32Array, meta: Int64Array) -> int:
-    """Make a namespace root; return the record."""
+    """Make a namespace root; return the record. Its GEN is at least 1, so that no small int is a handle."""
     root = new_record(nodes, meta)
+    nodes[GEN, root] = max(nodes[GEN, root], 1)
     nodes[PARENT, root] = 0
     nodes[START, root] = 0
     nodes[PAGES, root] = 0
@@ -53,7 +54,8 @@ def new_root(nodes: Int32Array, meta: Int64Array) -> int:
 def is_root(nodes: Int32Array, handle: int) -> bool:
     """Return whether `handle` (GEN << 32 | root) is of a standing namespace."""
     root = handle & 0xFFFFFFFF
-    if handle < 0 or root == 0 or root >= nodes.shape[1]:
+    # GEN 0: a record that was never used looks like a root otherwise
+    if handle < 1 << 32 or root == 0 or root >= nodes.shape[1]:
         return False
     return (
         nodes[GEN, root] == handle >> 32
@@ -82,12 +84,15 @@ def drop_root(
 ) -> tuple[int, int, int]:
     """Remove an unlocked namespace with all its nodes; (ranges, Full pages freed, SWA pages freed).
 
-    One pass over the Full list: a node comes before its ancestors, so it is a leaf when its turn comes.
+    One pass over the Full list, unless it is empty: a node comes before its ancestors, so it is a leaf when
+    its turn comes.
     """
     num = 0
     full = np.int64(0)
     swa = np.int64(0)
     x = np.int64(nodes[FULL_PREV, NO_NODE])
+    if nodes[CHILDREN, root] == 0:
+        x = np.int64(NO_NODE)
     while x != NO_NODE:
         newer = np.int64(nodes[FULL_PREV, x])
         top = x

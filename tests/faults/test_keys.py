@@ -106,3 +106,21 @@ def test_a_key_shorter_than_a_page_leaves_nothing(length: int) -> None:
     assert cache.finish(row, run_of(1, length)) == 0
     assert cache.m.stats().nodes == 0
     assert cache.m.stats().full_pages_free == 400
+
+
+def test_a_match_stays_in_its_namespace_when_the_buffer_of_handles_is_reused() -> None:
+    """The kind of D26 and D27: what was found in one namespace must not answer in another."""
+    cache = ByHand(4, 8, max_namespaces=3)
+    mine, other = cache.m.namespace("mine"), cache.m.namespace("other")
+    key = run_of(1, 16)
+    first = cache.start(key, mine)
+    cache.compute(first, 16)
+    cache.finish(first, key)
+    buffer = np.array([mine])
+    found = cache.m.match(KeyBatch.pack([key]), buffer)
+    buffer[0] = other
+    (row,) = cache.m.admit(found)
+    assert cache.m.rows.handles[row] == mine
+    with pytest.raises(InvalidInputError, match="that no row uses"):
+        cache.m.drop_namespace(mine)
+    cache.m.abort([row])
