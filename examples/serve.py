@@ -234,8 +234,10 @@ class Engine:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Serve a tiny model from a paged prefix cache.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
-    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--requests", type=int, default=24, help="to serve (default: %(default)s)")
     args = parser.parse_args(argv)
+    if args.requests < 1:
+        parser.error(f"--requests must be >= 1, got {args.requests}")
     # tensors this small: threads would wait for each other
     torch.set_num_threads(1)
 

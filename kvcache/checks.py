@@ -74,3 +74,11 @@ def check_type(name: str, value: Any, expected: type) -> None:
     """Raise InvalidInputError unless `value` is an instance of `expected`."""
     if not isinstance(value, expected):
         raise InvalidInputError(f"{name} must be a {expected.__name__}, got {type(value).__name__}")
+
+
+def check_list(name: str, values: Any) -> list[Any]:
+    """Return the items of `values` as a list, or raise InvalidInputError if it has none to go through."""
+    try:
+        return list(values)
+    except TypeError:
+        raise InvalidInputError(f"{name} must be a list, got {type(values).__name__}") from None

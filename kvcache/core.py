@@ -26,6 +26,7 @@ class CacheCore:
     """Tree, rows, namespaces and data plane of one cache; capacity, eviction and counts."""
 
     def __init__(self, config: CacheConfig) -> None:
+        check_type("config", config, CacheConfig)
         self.config = config
         self.rows = Rows(config)
         self.tree = RadixTree(
@@ -118,7 +119,7 @@ class CacheCore:
             InvalidInputError: No such namespace, the default one, or a request runs in it.
         """
         self._check_idle()
-        handle = int(self._namespaces.handles(handle, 1)[0])
+        handle = int(self._namespaces.handles(handle, 1, "handle")[0])
         if handle == self._namespaces.default:
             raise InvalidInputError("handle must not be of the default namespace; use flush()")
         if self.tree.is_locked(handle):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvcache import rows as row_ops
-from kvcache.checks import check_int
+from kvcache.checks import check_int, check_type
 from kvcache.core import CacheCore
 from kvcache.data_plane import PlacedRows
 from kvcache.errors import IntegrityError, InvalidInputError
@@ -79,6 +79,7 @@ class DecodeStep:
         slot_dtype: torch.dtype = torch.int32,
         max_slots: int | None = None,
     ) -> None:
+        check_type("cache", cache, CacheCore)
         cache._check_open()
         if max_slots is not None:
             check_int("max_slots", max_slots, low=0, high=2**31 - 1)
@@ -237,8 +238,8 @@ class DecodeStep:
 
         Raises:
             CapacityError: Too few pages even with everything evictable gone.
-            InvalidInputError: A bad row, a row that is at `max_len`, too many rows, or more token slots than
-                `max_slots`.
+            InvalidInputError: A bad row, a row that is at `max_len` or holds pages for more than one further
+                token (of rejected drafts, say), too many rows, or more token slots than `max_slots`.
         """
         cache = self._cache
         cache._check_idle()
@@ -286,6 +287,12 @@ class DecodeStep:
         lens = np.maximum(
             state[row_ops.ALLOCATED, rows], state[row_ops.COMPUTED, rows] + np.int32(1)
         )
+        if (lens - state[row_ops.COMPUTED, rows] > 1).any():
+            i = int(np.argmax(lens - state[row_ops.COMPUTED, rows]))
+            raise InvalidInputError(
+                f"rows[{i}] must hold pages for one token more than are computed, at most; got row {rows[i]} "
+                f"with {state[row_ops.ALLOCATED, rows[i]]} and {state[row_ops.COMPUTED, rows[i]]}"
+            )
         for out in self._buffers:
             if isinstance(out, IndexBuffers):
                 entries = int(count_entries(state, rows, lens, out.window, out.unit)[0])
@@ -299,7 +306,8 @@ class DecodeStep:
     def check_error(self) -> None:
         """Raise IntegrityError if a step met a fault on the device. Waits for the device.
 
-        For debugging: a fault means that steps ran outside of `running`, or that host and device disagree.
+        For debugging. A fault (no page was free, a row was at max_len) means that steps ran outside of
+        `running`, or that host and device disagree; a step outside of it that meets none, `check` notices.
         """
         error = self.error.cpu()
         code, row = int(error[ERROR_CODE]), int(error[ERROR_ROW])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.checks import INT64, TOKEN_DTYPES, as_int_array
+from kvcache.checks import INT64, TOKEN_DTYPES, as_int_array, check_list
 from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 
@@ -83,6 +83,7 @@ class KeyBatch:
     @classmethod
     def pack(cls, keys: Sequence[npt.ArrayLike]) -> KeyBatch:
         """Copy separate keys into one buffer. For tests, examples and small batches; int64 tokens."""
+        keys = check_list("keys", keys)
         parts = [as_int_array(f"keys[{i}]", key, dtype=INT64) for i, key in enumerate(keys)]
         lens = np.array([part.size for part in parts], np.int64)
         starts = np.zeros_like(lens)
@@ -119,6 +120,7 @@ class Ragged:
     @classmethod
     def pack(cls, lists: Sequence[Sequence[int]]) -> Ragged:
         """Flatten a list of lists. For tests, examples and small batches."""
+        lists = [check_list(f"lists[{i}]", x) for i, x in enumerate(check_list("lists", lists))]
         indptr = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(x) for x in lists], out=indptr[1:])
         return cls([v for x in lists for v in x], indptr)

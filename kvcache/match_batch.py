@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.checks import INT64, as_int_array
+from kvcache.checks import INT64, as_int_array, check_type
 from kvcache.errors import InvalidInputError
 from kvcache.tree import match as m
 
@@ -81,6 +81,8 @@ class MatchBatch:
         Raises:
             InvalidInputError: They are of different managers.
         """
+        for i, batch in enumerate(batches):
+            check_type(f"batches[{i}]", batch, MatchBatch)
         trees = {id(b.tree): b.tree for b in batches if len(b)}
         if len(trees) > 1:
             raise InvalidInputError("batches must be of one manager, got several")

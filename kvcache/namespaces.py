@@ -27,7 +27,10 @@ class Namespaces:
         return len(self._handles)
 
     def handle(self, key: Hashable) -> int:
-        """Return the handle of `key`; a new namespace takes a root, an empty one's where all are taken."""
+        """Return the handle of `key`; a new namespace takes a root, an empty one's where all are taken.
+
+        Equal Python keys are one: 1, True and 1.0 are.
+        """
         try:
             known = self._handles.get(key)
         except TypeError as error:  # a tuple is hashable by its type, with a list in it not
@@ -54,7 +57,9 @@ class Namespaces:
         """Forget a namespace whose root is gone."""
         del self._handles[self._keys.pop(handle)]
 
-    def handles(self, namespaces: Any, batch: int) -> npt.NDArray[np.int64]:
+    def handles(
+        self, namespaces: Any, batch: int, name: str = "namespaces"
+    ) -> npt.NDArray[np.int64]:
         """Return [batch] handles from `namespaces`: None (the default), one handle, or [batch] of them.
 
         Raises:
@@ -65,14 +70,14 @@ class Namespaces:
                 self._defaults = np.full(2 * batch, self.default, np.int64)
             return self._defaults[:batch].copy()
         if isinstance(namespaces, (int, np.integer)) and not isinstance(namespaces, bool):
-            namespaces = as_int_array("namespaces", [namespaces], dtype=INT64).repeat(batch)
-        handles = as_int_array("namespaces", namespaces, dtype=INT64)
+            namespaces = as_int_array(name, [namespaces], dtype=INT64).repeat(batch)
+        handles = as_int_array(name, namespaces, dtype=INT64)
         if handles.size != batch:
-            raise InvalidInputError(f"namespaces must have {batch} entries, got {handles.size}")
+            raise InvalidInputError(f"{name} must have {batch} entries, got {handles.size}")
         bad = self._tree.first_bad_handle(handles)
         if bad >= 0:
             raise InvalidInputError(
-                f"namespaces[{bad}] must be the handle of a standing namespace, got {handles[bad]}"
+                f"{name}[{bad}] must be the handle of a standing namespace, got {handles[bad]}"
             )
         # a match keeps them, and the caller may reuse the buffer
         return handles.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from exact_world import World, pack, run_decode_step
 from kvcache import (
     CapacityError,
     InvalidInputError,
+    KeyBatch,
+    KVCacheManager,
     MatchBatch,
     Ragged,
     StaleMatchError,
@@ -102,10 +105,10 @@ for _name, _handle, _message in (
         lambda w: (1 << 32) + 60,
         "must be the handle of a standing namespace",
     ),
-    ("of no int64", lambda w: 2**70, "namespaces must hold integers, got object"),
+    ("of no int64", lambda w: 2**70, "must hold integers, got object"),
     ("dropped", lambda w: w.ns_dropped, "must be the handle of a standing namespace"),
-    ("a float", lambda w: 1.0, r"namespaces must be 1-D, got shape \(\)"),
-    ("a word", lambda w: "a", r"namespaces must be 1-D, got shape \(\)"),
+    ("a float", lambda w: 1.0, r"must be 1-D, got shape \(\)"),
+    ("a word", lambda w: "a", r"must be 1-D, got shape \(\)"),
 ):
     refused(f"drop_namespace: {_name}", lambda w, h=_handle: w.m.drop_namespace(h(w)), _message)
     refused(f"match: namespace {_name}", lambda w, h=_handle: w.m.match(pack([1]), h(w)), _message)
@@ -289,6 +292,25 @@ refused(
     "max_slots must be an int",
 )
 refused("views: slots below 0", lambda w: Views(w.m, max_slots=-1), "max_slots must be in")
+refused("decode step: of no manager", lambda w: DecodeStep(3), "cache must be a CacheCore, got int")
+refused("pack: a number", lambda w: KeyBatch.pack(5), "keys must be a list, got int")
+refused(
+    "pack: hints of a number", lambda w: Ragged.pack([5]), r"lists\[0\] must be a list, got int"
+)
+refused(
+    "concatenate: a number",
+    lambda w: MatchBatch.concatenate([3]),
+    r"batches\[0\] must be a MatchBatch",
+)
+refused(
+    "a manager of no config", lambda w: KVCacheManager(3), "config must be a CacheConfig, got int"
+)
+for _device in ("tpu", "cuda:99", "", None):
+    refused(
+        f"config: device {_device!r}",
+        lambda w, d=_device: replace(w.m.config, device=d),
+        f"device must be .* got {_device!r}",
+    )
 refused("decode step: no lane", lambda w: DecodeStep(w.m, num_lanes=0), "num_lanes must be in")
 for _view in ("swa_page_table", "swa_indices"):
     refused(

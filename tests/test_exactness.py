@@ -177,3 +177,18 @@ def test_a_step_whose_body_raises_leaves_the_manager_usable() -> None:
         raise KeyError
     w.m.extend([w.other], [40])
     w.m.check()
+
+
+def test_a_decode_step_refuses_rows_that_hold_pages_of_drafts() -> None:
+    """It would count tokens as computed that never were."""
+    w = World("cpu", False)
+    w.m.extend([w.other], [39])
+    unchanged(
+        w.m,
+        lambda: run_decode_step(w.decode, [w.row, w.other]),
+        InvalidInputError,
+        r"rows\[1\] must hold pages for one token more than are computed, .* with 39 and 37",
+    )
+    w.m.advance([w.other], [38])
+    run_decode_step(w.decode, [w.row, w.other])
+    w.m.check()

@@ -27,7 +27,7 @@ def write_plot(path: Path, bench: Bench, rows: Sequence[Row], *, label: str, cop
     from matplotlib.figure import Figure
 
     page_sizes = sorted({row.page_size for row in rows})
-    figure: Any = Figure(figsize=(3 * len(page_sizes) + 0.6, 3.7), layout="constrained")
+    figure: Any = Figure(figsize=(max(3 * len(page_sizes) + 0.6, 7.2), 3.7), layout="constrained")
     figure.suptitle(f"{bench.name}: {bench.title}\n{label}", fontsize=9)
     panels = figure.subplots(1, len(page_sizes), sharey=True, squeeze=False)[0]
     for axes, page_size in zip(panels, page_sizes, strict=True):

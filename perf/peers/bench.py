@@ -101,9 +101,13 @@ def main() -> None:
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[64, 1])
     parser.add_argument("--windows", type=int, nargs="+", default=[128, 4096])
     parser.add_argument(
-        "--out", type=Path, default=RESULTS, help="folder of peers.json and peers.png"
+        "--out",
+        type=Path,
+        help="folder of the results (default: perf/results/cpu; quick: build/peers)",
     )
     args = parser.parse_args()
+    # the figures that README cites are of a whole run
+    args.out = args.out or (ROOT / "build" / "peers" if args.quick else RESULTS)
     torch.set_num_threads(1)
     if args.quick:
         args.page_sizes, args.windows = args.page_sizes[:1], args.windows[:1]
