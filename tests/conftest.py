@@ -23,7 +23,7 @@ settings.register_profile(
 settings.register_profile(
     "soak",
     settings.get_profile("suite"),
-    max_examples=1500,
+    max_examples=500,
     stateful_step_count=100,
     derandomize=False,
 )
