@@ -80,8 +80,8 @@ def test_limits_that_need_no_peer(peers: SimpleNamespace) -> None:
     bench = bench_of(
         peers,
         **{
-            "W3 evict one tail": {"kvcache": [10.0]},
-            "W3 evict one tail, 50,000 leaves": {"kvcache": [12.1]},
+            "W3 evict one tail of 5,000": {"kvcache": [10.0]},
+            "W3 evict one tail of 50,000": {"kvcache": [12.1]},
             "W8 re-match, queue of 1,000": {"kvcache": [0.35]},
         },
     )
@@ -103,7 +103,7 @@ def test_tables_name_what_falls_short(peers: SimpleNamespace) -> None:
     far.samples[case]["SGLang Rust"].cpu = [70.0]
     assert "SHORT: W3 evict one tail: 24.00 (goal >= 25x Rust)" in peers.report.markdown(near)
     row = peers.report.summary([near, far]).splitlines()[-1]
-    assert row == "| W3 evict one tail | 900.0 | 240.0 | 10.00 | 24.0 | 25 | 7.0 |"
+    assert row == "| W3 evict one tail | 900.0 | 240.0 | 10.00 | **24.0** | 25 | **7.0** |"
 
 
 def test_time_is_per_request(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

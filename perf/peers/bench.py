@@ -15,7 +15,7 @@ import report
 import torch
 import w_engine
 import w_tree
-from makers import Makers
+from makers import CORES, Makers
 from timing import Bench
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +77,7 @@ def run(page_size: int, window: int, args: argparse.Namespace) -> Bench:
     w_tree.insert(bench, make)
     say("W2 insert, admit")
     w_tree.evict(bench, make, 1500 if args.quick else 5000)
-    w_tree.evict(
-        bench, Makers(() if not args.full else ("python", "rust")), 50_000, label=", 50,000 leaves"
-    )
+    w_tree.evict_growth(bench, Makers(CORES if args.full else ()))
     say("W3 evict")
     w_engine.slide(bench, make)
     say("W4 out-of-window pass")

@@ -201,10 +201,9 @@ def insert(bench: Bench, make: Makers) -> None:
                 side.drop(chosen)
 
 
-def evict(bench: Bench, make: Makers, leaves: int, *, label: str = "") -> None:
-    """W3: tails of 64 tokens behind a shared prompt of 2,048; the pool is full."""
+def _tails(bench: Bench, make: Makers, leaves: int, tail: int) -> list[Side]:
+    """Caches full of tails of `tail` tokens behind a shared prompt of 2,048."""
     rng = np.random.default_rng(3)
-    tail = 64
     width = SHARED + tail + 1
     full = SHARED + leaves * tail
     sides = make(
@@ -220,17 +219,36 @@ def evict(bench: Bench, make: Makers, leaves: int, *, label: str = "") -> None:
     )
     tokens = random_tokens(rng, leaves, width)
     tokens[:, :SHARED] = tokens[0, :SHARED]
-    bulk = min(1000, leaves // 4)
     for side in sides:
         prefill(side, tokens, np.arange(leaves), SHARED)
+    return sides
+
+
+def evict(bench: Bench, make: Makers, leaves: int) -> None:
+    """W3: tails of 64 tokens behind a shared prompt of 2,048; the pool is full."""
+    tail = 64
+    bulk = min(1000, leaves // 4)
+    sides = _tails(bench, make, leaves, tail)
     for _ in range(bench.repeats(10, 4)):
         for side in sides:
             side.evict(tail, 0)  # the first call of a side finds the caches full of the others'
-            bench.time(f"W3 evict one tail{label}", side, 1, side.evict, tail, 0, calls=32)
+            bench.time("W3 evict one tail", side, 1, side.evict, tail, 0, calls=32)
     for _ in range(bench.repeats(6, 2)):
         for side in sides:
             side.evict(0, tail)
-            bench.time(f"W3 evict SWA of one tail{label}", side, 1, side.evict, 0, tail, calls=16)
+            bench.time("W3 evict SWA of one tail", side, 1, side.evict, 0, tail, calls=16)
     for _ in range(1 if bench.quick else 2):
         for side in sides:
-            bench.time(f"W3 evict {bulk:,} tails{label}", side, bulk, side.evict, bulk * tail, 0)
+            bench.time(f"W3 evict {bulk:,} tails", side, bulk, side.evict, bulk * tail, 0)
+
+
+def evict_growth(bench: Bench, make: Makers) -> None:
+    """W3: one tail out of 5,000 leaves and out of 50,000, in turn."""
+    tail = 64
+    beds = [(leaves, _tails(bench, make, leaves, tail)) for leaves in (5_000, 50_000)]
+    for _ in range(bench.repeats(10, 4)):
+        for leaves, sides in beds:
+            for side in sides:
+                side.evict(tail, 0)
+                case = f"W3 evict one tail of {leaves:,}"
+                bench.time(case, side, 1, side.evict, tail, 0, calls=32)
