@@ -8,6 +8,7 @@ perf/results/cpu/profile.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import statistics
 import time
@@ -89,6 +90,43 @@ def calls_of(side: OursSide, tokens: Any, batch: int, timed: Callable[..., None]
     timed("evict one tail", side.evict, side.config.page_size, 0)
 
 
+class Profile:
+    """Samples of calls: whole ones, and in other rounds what their compiled functions take."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, list[float]] = defaultdict(list)
+        self._parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.clocks = Clocks()
+
+    def plain(self, name: str, call: Callable[..., Any], *args: Any) -> None:
+        start = time.thread_time_ns()
+        call(*args)
+        self._whole[name].append((time.thread_time_ns() - start) / 1e3)
+
+    def clocked(self, name: str, call: Callable[..., Any], *args: Any) -> None:
+        self.clocks.us.clear()
+        call(*args)
+        for function, us in self.clocks.us.items():
+            self._parts[name][function].append(us)
+
+    def table(self, title: str) -> list[str]:
+        lines = [
+            f"{title}, us a call (medians):",
+            "",
+            "| call | whole | Python | compiled functions |",
+            "| --- | --: | --: | --- |",
+        ]
+        for name, samples in self._whole.items():
+            inside = {f: statistics.median(us) for f, us in self._parts[name].items()}
+            total = statistics.median(samples)
+            longest = sorted(inside.items(), key=lambda x: -x[1])
+            listed = ", ".join(f"{f} {us:.1f}" for f, us in longest)
+            lines.append(
+                f"| {name} | {total:.1f} | {total - sum(inside.values()):.1f} | {listed} |"
+            )
+        return lines
+
+
 def measure(batch: int, repeats: int) -> list[str]:
     page_size, kept = 64, 128
     tokens_in_all = w_tree.SHARED + (kept + batch) * 2048 + 128 * page_size
@@ -97,38 +135,40 @@ def measure(batch: int, repeats: int) -> list[str]:
     )
     tokens = w_tree.shared_sequences(np.random.default_rng(0), kept - 1)
     w_tree.prefill(side, tokens, np.arange(kept), w_tree.SHARED)
-    whole: dict[str, list[float]] = defaultdict(list)
-    parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-
-    def plain(name: str, call: Callable[..., Any], *args: Any) -> None:
-        start = time.thread_time_ns()
-        call(*args)
-        whole[name].append((time.thread_time_ns() - start) / 1e3)
-
-    clocks = Clocks()
-
-    def clocked(name: str, call: Callable[..., Any], *args: Any) -> None:
-        clocks.us.clear()
-        call(*args)
-        for function, us in clocks.us.items():
-            parts[name][function].append(us)
-
+    profile = Profile()
     for _ in range(repeats):  # in turn: what else the machine does changes
-        calls_of(side, tokens, batch, plain)
-        with clocks:
-            calls_of(side, tokens, batch, clocked)
-    lines = [
-        f"Batch of {batch}, us a call (medians):",
-        "",
-        "| call | whole | Python | compiled functions |",
-        "| --- | --: | --: | --- |",
-    ]
-    for name, samples in whole.items():
-        inside = {f: statistics.median(us) for f, us in parts[name].items()}
-        total = statistics.median(samples)
-        listed = ", ".join(f"{f} {us:.1f}" for f, us in sorted(inside.items(), key=lambda x: -x[1]))
-        lines.append(f"| {name} | {total:.1f} | {total - sum(inside.values()):.1f} | {listed} |")
-    return lines
+        calls_of(side, tokens, batch, profile.plain)
+        with profile.clocks:
+            calls_of(side, tokens, batch, profile.clocked)
+    return profile.table(f"P = {page_size}, batch of {batch}")
+
+
+def turns(page_size: int, window: int) -> list[str]:
+    """W5, turns 21 to 30 of 64 conversations, 256 tokens a turn: whole calls and clocks in turn."""
+    num, more, last = 64, 256, 30
+    total = num * (last * more + page_size)
+    side = OursSide(
+        SideConfig(page_size, window, total, total, num, num, last * more + 2 * page_size)
+    )
+    tokens = w_tree.random_tokens(np.random.default_rng(5), num, last * more)
+    ids, profile = np.arange(num), Profile()
+    for turn in range(1, last + 1):
+        lens = np.full(num, turn * more, np.int64)
+        side.load(ids, tokens, lens)
+        timed = profile.plain if turn % 2 else profile.clocked
+        with contextlib.nullcontext() if turn % 2 else profile.clocks:
+            for name, call in (("match", side.match), ("admit", side.admit)):
+                if turn > 20:
+                    timed(name, call, ids)
+                else:
+                    call(ids)
+            side.extend(ids, lens)
+            side.slide(ids)
+            if turn > 20:
+                timed("finish", side.finish, ids)
+            else:
+                side.finish(ids)
+    return profile.table(f"W5, turns 21 to 30, P = {page_size}, W = {window}, batch of {num}")
 
 
 def main() -> None:
@@ -139,7 +179,7 @@ def main() -> None:
     lines = [
         "# Where the time of a call goes",
         "",
-        "`.venv/bin/python perf/peers/profile_calls.py`: P = 64, W = 128. Python is what the call takes less",
+        "`.venv/bin/python perf/peers/profile_calls.py`: W = 128. Python is what the call takes less",
         "its compiled functions; in a compiled function's time is the unboxing of its arguments: 0.3 us",
         "and some 0.08 us an array. These are single calls, between which other data went through the",
         "processor's caches: in a loop, on an idle machine, a match of one takes 8 us and one eviction 11.",
@@ -147,6 +187,10 @@ def main() -> None:
         *measure(1, args.repeats),
         "",
         *measure(64, args.repeats),
+        "",
+        *turns(64, 128),
+        "",
+        *turns(1, 128),
     ]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
