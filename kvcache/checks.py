@@ -70,6 +70,16 @@ def as_int_array(name: str, values: Any, *, dtype: np.dtype[Any]) -> npt.NDArray
     return narrow
 
 
+def as_indices(name: str, values: Any, size: int) -> npt.NDArray[np.int64]:
+    """Return `values` as a 1-D int64 array, or raise InvalidInputError unless all are in [0, size)."""
+    index = as_int_array(name, values, dtype=INT64)
+    if index.size and (index.min() < 0 or index.max() >= size):
+        raise InvalidInputError(
+            f"{name} must be in [0, {size}), got {index.min()} .. {index.max()}"
+        )
+    return index
+
+
 def check_type(name: str, value: Any, expected: type) -> None:
     """Raise InvalidInputError unless `value` is an instance of `expected`."""
     if not isinstance(value, expected):

@@ -144,7 +144,6 @@ class CacheCore:
 
     def flush(self) -> EvictResult:
         """Free everything that is cached and unlocked."""
-        self._check_idle()
         return self.evict(self.tree.full_pages, self.tree.swa_pages)
 
     def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:

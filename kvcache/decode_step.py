@@ -284,17 +284,15 @@ class DecodeStep:
                 f"rows[{-1 - total}] must stay within max_len ({config.max_len}), "
                 f"got row {rows[-1 - total]}, which is full"
             )
-        lens = np.maximum(
-            state[row_ops.ALLOCATED, rows], state[row_ops.COMPUTED, rows] + np.int32(1)
-        )
-        if (lens - state[row_ops.COMPUTED, rows] > 1).any():
-            i = int(np.argmax(lens - state[row_ops.COMPUTED, rows]))
+        i = row_ops.first_with_drafts(state, rows)
+        if i >= 0:
             raise InvalidInputError(
                 f"rows[{i}] must hold pages for one token more than are computed, at most; got row {rows[i]} "
                 f"with {state[row_ops.ALLOCATED, rows[i]]} and {state[row_ops.COMPUTED, rows[i]]}"
             )
         for out in self._buffers:
             if isinstance(out, IndexBuffers):
+                lens = state[row_ops.COMPUTED, rows] + np.int32(1)
                 entries = int(count_entries(state, rows, lens, out.window, out.unit)[0])
                 if entries > out.indices.shape[0]:
                     raise InvalidInputError(

@@ -20,6 +20,7 @@ from kvcache.kernels.layout import (
     MATCH_REUSE_NODE,
 )
 from kvcache.kernels.match import ALIGN, match, match_twin
+from kvcache.keys import check_spans
 from kvcache.match_batch import MatchBatch
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.tree.radix_tree import RadixTree
@@ -48,21 +49,7 @@ class DeviceKeys:
         check_tensor("tokens", tokens, ndim=1, dtype=tokens.dtype)
         starts = as_int_array("starts", starts, dtype=INT64)
         lens = as_int_array("lens", lens, dtype=INT32)
-        if starts.shape != lens.shape:
-            raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
-        if starts.size:
-            if starts.min() < 0 or lens.min() < 0:
-                raise InvalidInputError(
-                    f"starts and lens must be >= 0, got {starts.min()} and {lens.min()}"
-                )
-            # not starts + lens > numel: the sum could wrap
-            long = np.flatnonzero(lens > tokens.numel() - starts)
-            if long.size:
-                b = int(long[0])
-                raise InvalidInputError(
-                    f"keys must end within tokens ({tokens.numel()}), "
-                    f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
-                )
+        check_spans(starts, lens, tokens.numel())
         self.tokens = tokens
         self.starts: Int64Array = starts
         self.lens: Int32Array = lens

@@ -12,18 +12,36 @@ from kvcache.checks import INT64, TOKEN_DTYPES, as_int_array, check_list
 from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
 
+Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @compiled
-def first_bad_span(starts: Int64Array, lens: Int64Array, size: int) -> int:
+def first_bad_span(starts: Int64Array, lens: Int64Array | Int32Array, size: int) -> int:
     """Return the index of the first key that is not within [0, size), or -1."""
     for b in range(starts.shape[0]):
         # not starts + lens > size: the sum could wrap
         if starts[b] < 0 or lens[b] < 0 or lens[b] > size - starts[b]:
             return b
     return -1
+
+
+def check_spans(starts: Int64Array, lens: Int64Array | Int32Array, size: int) -> None:
+    """Raise InvalidInputError unless each key is within [0, size) of the token buffer."""
+    if starts.size != lens.size:
+        raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
+    b = first_bad_span(starts, lens, size)
+    if b < 0:
+        return
+    if starts[b] < 0 or lens[b] < 0:
+        raise InvalidInputError(
+            f"starts and lens must be >= 0, got {starts[b]} and {lens[b]} of keys[{b}]"
+        )
+    raise InvalidInputError(
+        f"keys must end within tokens ({size}), "
+        f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
+    )
 
 
 class KeyBatch:
@@ -64,18 +82,7 @@ class KeyBatch:
             )
         starts = as_int_array("starts", starts, dtype=INT64)
         lens = as_int_array("lens", lens, dtype=INT64)
-        if starts.size != lens.size:
-            raise InvalidInputError(f"lens must have {starts.size} entries, got {lens.size}")
-        b = first_bad_span(starts, lens, tokens.size)
-        if b >= 0:
-            if starts[b] < 0 or lens[b] < 0:
-                raise InvalidInputError(
-                    f"starts and lens must be >= 0, got {starts[b]} and {lens[b]} of keys[{b}]"
-                )
-            raise InvalidInputError(
-                f"keys must end within tokens ({tokens.size}), "
-                f"got keys[{b}] of {lens[b]} tokens from {starts[b]} on"
-            )
+        check_spans(starts, lens, tokens.size)
         self.tokens = tokens
         self.starts = starts
         self.lens = lens

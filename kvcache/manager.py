@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kvcache import rows as row_ops
-from kvcache.checks import INT32, INT64, as_int_array, check_tensor, check_type
+from kvcache.checks import INT32, as_indices, as_int_array, check_tensor, check_type
 from kvcache.core import CacheCore
 from kvcache.data_plane import NO_RANGES
 from kvcache.device_match import DeviceKeys, DeviceMatch
@@ -159,14 +159,8 @@ class KVCacheManager(CacheCore):
             batch = batch.wait()
         check_type("batch", batch, MatchBatch)
         self._check_owner("batch", batch)
-        if index is None:
-            chosen = np.arange(len(batch))
-        else:
-            chosen = as_int_array("index", index, dtype=INT64)
-            if chosen.size and (chosen.min() < 0 or chosen.max() >= len(batch)):
-                raise InvalidInputError(
-                    f"index must be in [0, {len(batch)}), got {chosen.min()} .. {chosen.max()}"
-                )
+        num = len(batch)
+        chosen = np.arange(num) if index is None else as_indices("index", index, num)
         if chosen.size > self.rows.num_free:
             raise CapacityError(f"{chosen.size} rows needed, {self.rows.num_free} are free")
         stale = self.tree.still_holds(batch.results, chosen, batch.namespaces)

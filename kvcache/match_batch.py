@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.checks import INT64, as_int_array, check_type
+from kvcache.checks import as_indices, check_type
 from kvcache.errors import InvalidInputError
 from kvcache.tree import match as m
 
@@ -65,11 +65,7 @@ class MatchBatch:
         Raises:
             InvalidInputError: `index` is not 1-D, holds no integers, or one of no request.
         """
-        chosen = as_int_array("index", index, dtype=INT64)
-        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
-            raise InvalidInputError(
-                f"index must be in [0, {len(self)}), got {chosen.min()} .. {chosen.max()}"
-            )
+        chosen = as_indices("index", index, len(self))
         return MatchBatch(
             np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy(), self.tree
         )

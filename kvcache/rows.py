@@ -225,6 +225,15 @@ def pages_to_step(state: Int32Array, rows: Int32Array, page_size: int, max_len: 
 
 
 @compiled
+def first_with_drafts(state: Int32Array, rows: Int32Array) -> int:
+    """Return the index of the first row that holds pages for more than one further token, or -1."""
+    for i in range(rows.shape[0]):
+        if state[ALLOCATED, rows[i]] > state[COMPUTED, rows[i]] + 1:
+            return i
+    return -1
+
+
+@compiled
 def set_lens(
     state: Int32Array, field: int, rows: Int32Array, lens: Int32Array, at_least: bool
 ) -> None:

@@ -90,24 +90,15 @@ class Staging:
         end = start + words
         self._used = -(-end // _ALIGN) * _ALIGN
         if self._used > self._current.words.size:
-            self._grow(start)
+            larger = _Buffer(max(self._used, 2 * self._current.words.size), self._device)
+            larger.words[:start] = self._current.words[:start]
+            self._ring[self._at] = self._current = larger
         return slice(start, end)
-
-    def _grow(self, filled: int) -> None:
-        """Take a larger buffer for what `_used` asks for; its first `filled` words are kept."""
-        larger = _Buffer(max(self._used, 2 * self._current.words.size), self._device)
-        larger.words[:filled] = self._current.words[:filled]
-        self._ring[self._at] = self._current = larger
 
     def matrix(self, height: int, width: int) -> tuple[slice, Int32Array]:
         """Reserve `height` x `width` int32; return where they lie and the view to fill, as `part` does."""
-        start = self._used
-        end = start + height * width
-        self._used = -(-end // _ALIGN) * _ALIGN
-        if self._used > self._current.words.size:
-            self._grow(start)
-        where = slice(start, end)
-        return where, self._current.words[where].reshape(height, width)
+        where = self.part(height * width)
+        return where, self.host_part(where).reshape(height, width)
 
     def host_part(self, where: slice) -> Int32Array:
         """Return the host view of a part. Valid until the next `part` of the call."""

@@ -11,6 +11,7 @@ import torch
 from kvcache import staging as staging_module
 from kvcache.compiled import compiled
 from kvcache.data_plane import DataPlane
+from kvcache.kernels import layout
 from kvcache.kernels.layout import ENTRY_FIELDS, RECORD_FIELDS
 from kvcache.kernels.update_mirror import update_mirror, update_mirror_twin
 from kvcache.rows import Int32Array, Int64Array
@@ -42,14 +43,14 @@ class PlacedKeys(NamedTuple):
 
 @compiled
 def _write_record(nodes: Int32Array, n: int, row: Int32Array) -> None:
-    row[0] = nodes[a.PARENT, n]
-    row[1] = nodes[a.START, n]
-    row[2] = nodes[a.PAGES, n]
-    row[3] = nodes[a.DEPTH, n]
-    row[4] = nodes[a.LIVE, n]
-    row[5] = nodes[a.GEN, n]
-    row[6] = nodes[a.HEAD, n]
-    row[7] = 0
+    row[layout.RECORD_PARENT] = nodes[a.PARENT, n]
+    row[layout.RECORD_START] = nodes[a.START, n]
+    row[layout.RECORD_PAGES] = nodes[a.PAGES, n]
+    row[layout.RECORD_DEPTH] = nodes[a.DEPTH, n]
+    row[layout.RECORD_LIVE] = nodes[a.LIVE, n]
+    row[layout.RECORD_GEN] = nodes[a.GEN, n]
+    row[layout.RECORD_HEAD] = nodes[a.HEAD, n]
+    row[layout.RECORD_FIELDS - 1] = 0  # padding
 
 
 @compiled
@@ -117,8 +118,8 @@ def take_changes(
             if seen_slots[slot] == 0:
                 seen_slots[slot] = 1
                 slot_ids[slots] = slot
-                slot_rows[slots, 0] = table[slot, a.TAG]
-                slot_rows[slots, 1] = table[slot, a.NODE]
+                slot_rows[slots, layout.ENTRY_TAG] = table[slot, a.TAG]
+                slot_rows[slots, layout.ENTRY_NODE] = table[slot, a.NODE]
                 slots += 1
         else:
             start = (entry >> 2) & 0xFFFFFFFF

@@ -12,13 +12,10 @@ import argparse
 import ctypes
 import functools
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ import numpy.typing as npt
 from numba import njit
 
 from kvcache import CacheConfig, KeyBatch, KVCacheManager
+from kvcache.bench.machine import describe_machine, describe_versions
 from kvcache.tree import arrays as a
 from kvcache.tree.match import FULL_HIT, FULL_NODE
 
@@ -304,17 +302,6 @@ def evict_case(page_size: int, repeats: int) -> Case:
     return case
 
 
-def machine() -> dict[str, str]:
-    """Return what the numbers depend on."""
-    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "load": load,
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "numba")},
-    }
-
-
 def measure(page_size: int, repeats: int) -> list[Case]:
     rng = np.random.default_rng(0)
     num = 2000
@@ -380,7 +367,12 @@ def main() -> None:
         )
         print(f"{row['operation']:34}{row['page_size']:4}{row['us']:8.3f}{end}{goal}")
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    args.json.write_text(
+        json.dumps(
+            {"machine": {**describe_machine("cpu"), **describe_versions()}, "rows": rows}, indent=1
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -119,45 +119,6 @@ def first_bad_receipt(locks: Int32Array, receipts: Int64Array) -> int:
 
 
 @compiled
-def _lock_one(
-    nodes: Int32Array,
-    meta: Int64Array,
-    table: Int32Array,
-    slab: Int32Array,
-    locks: Int32Array,
-    free_locks: Int32Array,
-    anchor: int,
-    end: int,
-) -> int:
-    n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
-    lock_full(nodes, meta, n, 0)
-    first = lock_swa(nodes, meta, table, slab, n, end)
-    meta[M_LOCKS_FREE] -= 1
-    k = np.int64(free_locks[meta[M_LOCKS_FREE]])
-    locks[LOCK_NODE, k] = n
-    locks[LOCK_END, k] = end
-    locks[LOCK_SWA, k] = first
-    return (np.int64(locks[LOCK_GEN, k]) << 32) | k
-
-
-@compiled
-def lock(
-    nodes: Int32Array,
-    meta: Int64Array,
-    table: Int32Array,
-    slab: Int32Array,
-    locks: Int32Array,
-    free_locks: Int32Array,
-    anchors: Int64Array,
-    ends: Int64Array,
-    receipts: Int64Array,
-) -> None:
-    """Lock the first `ends[i]` pages of the path of node `anchors[i]`; write a receipt for each."""
-    for i in range(anchors.shape[0]):
-        receipts[i] = _lock_one(nodes, meta, table, slab, locks, free_locks, anchors[i], ends[i])
-
-
-@compiled
 def lock_matched(
     nodes: Int32Array,
     meta: Int64Array,
@@ -174,7 +135,15 @@ def lock_matched(
     for i in range(index.shape[0]):
         anchor = np.int64(results[REUSE_NODE, index[i]])
         end = np.int64(results[REUSE, index[i]]) // page_size
-        receipts[i] = _lock_one(nodes, meta, table, slab, locks, free_locks, anchor, end)
+        n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
+        lock_full(nodes, meta, n, 0)
+        first = lock_swa(nodes, meta, table, slab, n, end)
+        meta[M_LOCKS_FREE] -= 1
+        k = np.int64(free_locks[meta[M_LOCKS_FREE]])
+        locks[LOCK_NODE, k] = n
+        locks[LOCK_END, k] = end
+        locks[LOCK_SWA, k] = first
+        receipts[i] = (np.int64(locks[LOCK_GEN, k]) << 32) | k
 
 
 @compiled

@@ -11,12 +11,14 @@ from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
 from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
 from kvcache.tree.insert import first_bad_key, insert, insert_size, nodes_to_expect
-from kvcache.tree.lock import first_bad_receipt, lock, release_swa, unlock
+from kvcache.tree.lock import first_bad_receipt, release_swa, unlock
 from kvcache.tree.match import (
     FULL_GEN,
     FULL_HIT,
     FULL_NODE,
     NUM_RESULTS,
+    REUSE,
+    REUSE_NODE,
     still_holds,
 )
 from kvcache.tree.ranges import RANGE_WIDTH
@@ -234,23 +236,13 @@ class RadixTree:
     def lock(self, anchors: Int64Array, ends: Int64Array) -> Int64Array:
         """Lock the first `ends[i]` pages of the path of node `anchors[i]`; return receipts, int64.
 
-        The caller keeps to `max_locks`.
+        For tests and benchmarks of the tree alone: `lock_matched` for what is no match. The caller keeps to
+        `max_locks`.
         """
-        self._settle()
-        self._room_for_nodes(2 * anchors.shape[0])
-        receipts = np.empty(anchors.shape[0], np.int64)
-        lock(
-            self.nodes,
-            self.meta,
-            self.table,
-            self.tokens,
-            self.locks,
-            self.free_locks,
-            anchors,
-            ends,
-            receipts,
-        )
-        return receipts
+        found = np.zeros((NUM_RESULTS, anchors.shape[0]), np.int32)
+        found[REUSE_NODE] = anchors
+        found[REUSE] = ends * self.meta[a.M_PAGE_SIZE]
+        return self.lock_matched(found, np.arange(anchors.shape[0]))[0]
 
     def lock_matched(self, results: Int32Array, index: Int64Array) -> tuple[Int64Array, Int32Array]:
         """Lock the reusable prefixes of requests `index` of a match, which must still hold.

@@ -84,16 +84,14 @@ def drop_root(
 ) -> tuple[int, int, int]:
     """Remove an unlocked namespace with all its nodes; (ranges, Full pages freed, SWA pages freed).
 
-    One pass over the Full list, unless it is empty: a node comes before its ancestors, so it is a leaf when
-    its turn comes.
+    One pass over the Full list, as far as there are nodes: a node comes before its ancestors, so it is a leaf
+    when its turn comes.
     """
     num = 0
     full = np.int64(0)
     swa = np.int64(0)
     x = np.int64(nodes[FULL_PREV, NO_NODE])
-    if nodes[CHILDREN, root] == 0:
-        x = np.int64(NO_NODE)
-    while x != NO_NODE:
+    while x != NO_NODE and nodes[CHILDREN, root] > 0:
         newer = np.int64(nodes[FULL_PREV, x])
         top = x
         while nodes[PARENT, top] != 0:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from timing import Bench
+
+from kvcache.bench.machine import describe_machine, describe_versions
 
 OURS, RUST, PYTHON = "kvcache", "SGLang Rust", "SGLang Python"
 PARTS = ("match", "admit", "finish")
@@ -105,20 +106,13 @@ def checks(bench: Bench) -> list[tuple[str, float, str, bool]]:
 
 def machine() -> dict[str, str]:
     """Return what the numbers depend on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            x.split(":", 1)[1].strip() for x in info.read_text().splitlines() if "model name" in x
-        ]
-        cpu = f"{names[0]}, {len(names)} cores" if names else cpu
-    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
-    packages = ("sglang", "torch", "numpy", "numba")
+    here, versions = describe_machine("cpu"), describe_versions()
     return {
-        "cpu": cpu,
-        "load": load,
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
+        "cpu": f"{here['cpu']}, {here['cores']} cores",
+        "load": ", ".join(f"{x:.1f}" for x in os.getloadavg()),
+        "python": versions["python"],
+        "sglang": version("sglang"),
+        **{name: versions[name] for name in ("torch", "numpy", "numba")},
     }
 
 
