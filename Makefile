@@ -73,8 +73,8 @@ test-triton-old: .venv-triton-old/.installed
 
 # numba's compiler is off: what it compiles, coverage does not see. The tests left out are about the compiler, or
 # take hours without it.
-UNCOMPILED := --ignore=tests/interp --ignore=tests/aot --ignore=tests/native --ignore=tests/test_compiled.py \
-	--ignore=tests/test_replay_traces_full.py --ignore=tests/test_cli.py
+UNCOMPILED := --ignore=tests/interp --ignore=tests/aot --ignore=tests/native --ignore=tests/package/test_compiled.py \
+	--ignore=tests/replay/test_replay_traces_full.py --ignore=tests/package/test_cli.py
 coverage: export NUMBA_DISABLE_JIT = 1
 coverage: .venv/.installed-dev
 	TRITON_INTERPRET=1 $(PYTEST) --cov --cov-report= tests/interp
@@ -84,9 +84,9 @@ mutants: .venv/.installed
 	$(BIN)/python tests/mutants/run.py
 
 soak: .venv/.installed
-	$(PYTEST) tests/test_stateful.py --hypothesis-profile=soak
+	$(PYTEST) tests/oracle/test_stateful.py --hypothesis-profile=soak
 	$(BIN)/kvcache validate --seconds $(SOAK_SECONDS)
-	$(BIN)/python tests/storm.py --seconds $(SOAK_SECONDS)
+	$(BIN)/python tests/replay/storm.py --seconds $(SOAK_SECONDS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from hybrid_model import FULL, SLIDING, ModelConfig, attention, visible_keys
 from torch import Tensor
 
 from kvcache import CacheConfig, KVCacheManager
-from kvcache.views import PageIndices, PageTable
+from kvcache.device.views import PageIndices, PageTable
 
 
 class PagedKV:

@@ -307,7 +307,7 @@ def match(
     """Find how much of each key the tree holds, and how much of that can be reused. One launch.
 
     The results are those of tree/match.py on the tree of which `records`, `table` and `tokens` are the copy
-    (kvcache/tree_mirror.py). Does not synchronize with the host: starts, lengths and roots are not
+    (kvcache/device/tree_mirror.py). Does not synchronize with the host: starts, lengths and roots are not
     range-checked. num 0 does nothing.
 
     Args:

@@ -2,8 +2,9 @@
 
 from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, parse_checkpoints
 from kvcache.config import CacheConfig
-from kvcache.decode_step import DecodeStep
-from kvcache.device_match import DeviceKeys, DeviceMatch
+from kvcache.device.decode_step import DecodeStep
+from kvcache.device.device_match import DeviceKeys, DeviceMatch
+from kvcache.device.views import PageIndices, PageTable, Views
 from kvcache.errors import (
     CapacityError,
     ClosedError,
@@ -16,8 +17,7 @@ from kvcache.errors import (
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.manager import KVCacheManager
 from kvcache.match_batch import MatchBatch
-from kvcache.stats import Capacity, CommitResult, EvictResult, Stats
-from kvcache.views import PageIndices, PageTable, Views
+from kvcache.results import Capacity, CommitResult, EvictResult, Stats
 
 __version__ = "0.1.0"
 

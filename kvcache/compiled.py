@@ -27,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _DIGEST_CHARS = 16
 _CACHE_FILE = re.compile(r"-([0-9a-f]{16})b?(\.\d+\.nbc|\.nbi)$")
 
-# all that kernels/ and tree/ may import of the rest (tests/test_packaging.py sees to it)
+# all that kernels/ and tree/ may import of the rest (tests/package/test_packaging.py sees to it)
 LEAF_MODULES = ("checks", "compiled", "errors")
 _CLOSED_PACKAGES = (["kvcache", "kernels"], ["kvcache", "tree"])
 

@@ -9,17 +9,16 @@ import torch
 
 from kvcache.checks import check_int, check_type
 from kvcache.config import CacheConfig
-from kvcache.data_plane import NO_RANGES, DataPlane
-from kvcache.device_match import DeviceMatcher
-from kvcache.errors import CapacityError, ClosedError, InvalidInputError
-from kvcache.integrity import check_manager
+from kvcache.device.device_match import DeviceMatcher
+from kvcache.device.pools import Pools
+from kvcache.device.views import PageIndices, PageTable, Views
+from kvcache.errors import InvalidInputError
+from kvcache.integrity import check_state
 from kvcache.kernels.translate import translate
 from kvcache.namespaces import Namespaces
-from kvcache.pools import Pools
-from kvcache.rows import Int32Array, Rows
-from kvcache.stats import Capacity, EvictResult, Stats
-from kvcache.tree.radix_tree import RadixTree
-from kvcache.views import PageIndices, PageTable, Views
+from kvcache.results import Capacity, EvictResult, Stats
+from kvcache.rows import Int32Array
+from kvcache.state import CacheState
 
 
 class CacheCore:
@@ -28,36 +27,25 @@ class CacheCore:
     def __init__(self, config: CacheConfig) -> None:
         check_type("config", config, CacheConfig)
         self.config = config
-        self.rows = Rows(config)
-        self.tree = RadixTree(
-            page_size=config.page_size,
-            keep_pages=config.keep_pages,
-            bigram=config.bigram,
-            num_slots=config.full_pages,
-            max_locks=config.max_rows,
-            max_roots=config.max_namespaces,
-        )
-        self._plane = DataPlane(config)
-        self._namespaces = Namespaces(self.tree)
+        self._state = CacheState(config)
+        self.rows = self._state.rows
+        self.tree = self._state.tree
         self.views = Views(self)
+        self._namespaces = Namespaces(self.tree)
         self._matcher: DeviceMatcher | None = None
-        self._evicted_full = 0
-        self._evicted_swa = 0
-        self._closed = False
-        self._stepping = False  # in the body of DecodeStep.running
 
     # -- what the engine may read ------------------------------------------------------------------------
 
     @property
     def pools(self) -> Pools:
         """The device tensors; `pools.page_table` is what a full-attention backend reads."""
-        self._check_open()
-        return self._plane.pools
+        self._state.check_open()
+        return self._state.plane.pools
 
     def capacity(self) -> Capacity:
         """Return the rows and pages that can be had now, evictable ones included."""
-        self._check_open()
-        tree, plane = self.tree, self._plane
+        self._state.check_open()
+        tree, plane = self.tree, self._state.plane
         return Capacity(
             self.rows.num_free,
             plane.full_top + tree.full_pages - tree.locked_full_pages,
@@ -66,8 +54,8 @@ class CacheCore:
 
     def stats(self) -> Stats:
         """Return all counts. Costs no device work."""
-        self._check_open()
-        tree, plane, config = self.tree, self._plane, self.config
+        self._state.check_open()
+        tree, plane, config = self.tree, self._state.plane, self.config
         return Stats(
             full_pages_free=plane.full_top,
             swa_pages_free=plane.swa_top,
@@ -83,8 +71,8 @@ class CacheCore:
             launches=plane.launches,
             uploads=plane.staging.uploads,
             upload_bytes=plane.staging.upload_bytes,
-            evicted_full_pages=self._evicted_full,
-            evicted_swa_pages=self._evicted_swa,
+            evicted_full_pages=self._state.evicted_full,
+            evicted_swa_pages=self._state.evicted_swa,
             host_bytes=tree.memory_bytes,
             device_bytes=plane.pools.nbytes + (self._matcher.mirror.nbytes if self._matcher else 0),
         )
@@ -95,8 +83,8 @@ class CacheCore:
         Raises:
             IntegrityError: One is broken; the message names it.
         """
-        self._check_open()
-        check_manager(self)
+        self._state.check_open()
+        check_state(self._state)
 
     # -- namespaces ------------------------------------------------------------------------------------------
 
@@ -109,7 +97,7 @@ class CacheCore:
         Raises:
             CapacityError: `max_namespaces` are in use and none is empty.
         """
-        self._check_idle()
+        self._state.check_idle()
         return self._namespaces.handle(key)
 
     def drop_namespace(self, handle: int) -> EvictResult:
@@ -118,7 +106,7 @@ class CacheCore:
         Raises:
             InvalidInputError: No such namespace, the default one, or a request runs in it.
         """
-        self._check_idle()
+        self._state.check_idle()
         handle = int(self._namespaces.handles(handle, 1, "handle")[0])
         if handle == self._namespaces.default:
             raise InvalidInputError("handle must not be of the default namespace; use flush()")
@@ -136,7 +124,7 @@ class CacheCore:
         Raises:
             InvalidInputError: A negative number.
         """
-        self._check_idle()
+        self._state.check_idle()
         full_pages = min(check_int("full_pages", full_pages, low=0), self.config.full_pages)
         swa_pages = min(check_int("swa_pages", swa_pages, low=0), self.config.swa_pages)
         ranges, full, swa = self.tree.evict(full_pages, swa_pages)
@@ -147,76 +135,44 @@ class CacheCore:
         return self.evict(self.tree.full_pages, self.tree.swa_pages)
 
     def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
-        self._evicted_full += full
-        self._evicted_swa += swa
+        self._state.evicted_full += full
+        self._state.evicted_swa += swa
         if len(ranges):
-            self._plane.apply(ranges)
+            self._state.plane.apply(ranges)
         return EvictResult(full, swa)
-
-    def _make_room(self, pages: int) -> Int32Array:
-        """Evict until `pages` pages of each pool are free; return the ranges that the device must free."""
-        tree, plane = self.tree, self._plane
-        full = pages - plane.full_top
-        swa = pages - plane.swa_top if self.config.has_swa else 0
-        if full <= 0 and swa <= 0:
-            return NO_RANGES
-        for name, need, evictable in (
-            ("Full", full, tree.full_pages - tree.locked_full_pages),
-            ("SWA", swa, tree.swa_pages - tree.locked_swa_pages),
-        ):
-            if need > evictable:
-                raise CapacityError(
-                    f"{pages} {name} pages needed, {pages - need} are free and {evictable} evictable"
-                )
-        ranges, freed_full, freed_swa = tree.evict(max(full, 0), max(swa, 0))
-        self._evicted_full += freed_full
-        self._evicted_swa += freed_swa
-        return ranges
 
     def translate(self, slots: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the SWA token slot of every Full token slot; see kvcache.kernels.translate."""
-        self._check_open()
+        self._state.check_open()
         if not self.config.has_swa:
             raise InvalidInputError("translate needs a config with a window, got window=None")
         check_type("slots", slots, torch.Tensor)
         if out is not None:
             check_type("out", out, torch.Tensor)
         out = translate(slots, self.pools.swa_map, page_size=self.config.page_size, out=out)
-        self._plane.launches += 1 if slots.numel() else 0
+        self._state.plane.launches += 1 if slots.numel() else 0
         return out
 
     def swa_page_table(self, rows: Any, lens: Any = None) -> PageTable:
-        """Return the padded page table of the SWA window of rows; see kvcache.views."""
+        """Return the padded page table of the SWA window of rows; see kvcache.device.views."""
         return self.views.swa_page_table(rows, lens)
 
     def swa_indices(self, rows: Any, lens: Any = None) -> PageIndices:
-        """Return the SWA pages of the window of rows as CSR; see kvcache.views."""
+        """Return the SWA pages of the window of rows as CSR; see kvcache.device.views."""
         return self.views.swa_indices(rows, lens)
 
     # -- shared checks ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Drop the device memory. Every later call raises ClosedError; closing again does nothing."""
-        if self._closed:
+        if self._state.closed:
             return
-        self._closed = True
-        del self._plane
+        self._state.closed = True
+        del self._state.plane
         self.views = Views(self)
         self._matcher = None
 
     def _device_matcher(self) -> DeviceMatcher:
         if self._matcher is None:
-            self._matcher = DeviceMatcher(self.tree, self._plane)
+            self._matcher = DeviceMatcher(self.tree, self._state.plane)
         return self._matcher
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the manager was closed")
-
-    def _check_idle(self) -> None:
-        """Raise unless the manager is open, and no decode step is between its launches and its counts."""
-        self._check_open()
-        if self._stepping:
-            raise InvalidInputError(
-                "this call must wait until DecodeStep.running is left: its body may only replay the step"
-            )

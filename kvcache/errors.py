@@ -30,3 +30,11 @@ class IntegrityError(KVCacheError):
 
 class ClosedError(KVCacheError):
     """The manager was closed."""
+
+
+class BrokenError(KVCacheError):
+    """A decode step failed half-way, so host and device may disagree. `reset()` makes the cache whole."""
+
+
+class ConcurrentCallError(KVCacheError):
+    """A second thread called while a call was under way. The manager belongs to one thread at a time."""

@@ -9,18 +9,14 @@ P5  a frontier is page-aligned and at most what the computed length allows
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from kvcache import rows as row_ops
 from kvcache.errors import IntegrityError
+from kvcache.state import CacheState
 from kvcache.tree import arrays as a
 from kvcache.tree.check import check_tree
-
-if TYPE_CHECKING:
-    from kvcache.core import CacheCore
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,10 +26,10 @@ def _require(holds: bool, name: str, detail: str = "") -> None:
         raise IntegrityError(f"{name}{': ' if detail else ''}{detail}")
 
 
-def _path_slots(manager: CacheCore, row: int) -> list[int]:
+def _path_slots(state: CacheState, row: int) -> list[int]:
     """Return the slots of a row's locked prefix, first page first."""
-    f = manager.tree.nodes
-    n = int(manager.tree.locks[a.LOCK_NODE, manager.rows.receipts[row] & 0xFFFFFFFF])
+    f = state.tree.nodes
+    n = int(state.tree.locks[a.LOCK_NODE, state.rows.receipts[row] & 0xFFFFFFFF])
     slots: list[int] = []
     while f[a.PARENT, n] != 0:
         start = int(f[a.START, n])
@@ -42,16 +38,16 @@ def _path_slots(manager: CacheCore, row: int) -> list[int]:
     return slots
 
 
-def check_manager(manager: CacheCore) -> None:
+def check_state(state: CacheState) -> None:
     """Raise IntegrityError unless the tree's invariants and P1 to P5 hold."""
-    check_tree(manager.tree)
-    config, tree, rows, stats = manager.config, manager.tree, manager.rows, manager.stats()
-    pools = {name: x.cpu().numpy() for name, x in vars(manager.pools).items()}
+    check_tree(state.tree)
+    config, tree, rows, plane = state.config, state.tree, state.rows, state.plane
+    pools = {name: x.cpu().numpy() for name, x in vars(plane.pools).items()}
     table, slab, swa_map = pools["page_table"], pools["slab"], pools["swa_map"]
     page_size = config.page_size
 
     tops = pools["tops"].tolist()
-    _require(tops == [stats.full_pages_free, stats.swa_pages_free], "P3 tops", str(tops))
+    _require(tops == [plane.full_top, plane.swa_top], "P3 tops", str(tops))
     running = np.flatnonzero(rows.active)
     _require(
         bool((pools["row_state"][:, running] == rows.state[:4, running]).all()), "P3 row lengths"
@@ -73,7 +69,7 @@ def check_manager(manager: CacheCore) -> None:
         full_owners.append(table[row, owned:end])
         if config.has_swa:
             live_full.append(table[row, max(owned, int(rows.frontier[row]) // page_size) : end])
-        slots = _path_slots(manager, row)
+        slots = _path_slots(state, row)
         _require(len(slots) == owned, "P4 the lock covers owned_len", f"row {row}")
         _require(bool((table[row, :owned] == slab[slots]).all()), "P4 names of tree pages")
         most = row_ops.frontier_of(

@@ -9,14 +9,14 @@ import numpy as np
 from kvcache import rows as row_ops
 from kvcache.checks import INT32, as_indices, as_int_array, check_tensor, check_type
 from kvcache.core import CacheCore
-from kvcache.data_plane import NO_RANGES
-from kvcache.device_match import DeviceKeys, DeviceMatch
+from kvcache.device.data_plane import NO_RANGES
+from kvcache.device.device_match import DeviceKeys, DeviceMatch
 from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.match_batch import MatchBatch
 from kvcache.requests import check_lens, insert_requests, running_rows
+from kvcache.results import CommitResult
 from kvcache.rows import Int32Array, Int64Array
-from kvcache.stats import CommitResult
 
 _NO_HINTS = np.zeros(0, np.int64)
 
@@ -97,7 +97,7 @@ class KVCacheManager(CacheCore):
             InvalidInputError: A handle is not of a standing namespace, `previous` is of another batch or
                 given on the device, or the keys are of another kind or device.
         """
-        self._check_open()
+        self._state.check_open()
         if on != "host" or not isinstance(keys, KeyBatch):
             return self._match_on_device(keys, namespaces, previous, touch, on)
         handles = self._namespaces.handles(namespaces, len(keys))
@@ -117,7 +117,7 @@ class KVCacheManager(CacheCore):
         if on not in ("host", "device"):
             raise InvalidInputError(f"on must be 'host' or 'device', got {on!r}")
         check_type("keys", keys, DeviceKeys if on == "device" else KeyBatch)
-        self._check_idle()
+        self._state.check_idle()
         if previous is not None:
             raise InvalidInputError("previous must be None for a match on the device")
         handles = self._namespaces.handles(namespaces, len(keys))
@@ -126,7 +126,7 @@ class KVCacheManager(CacheCore):
             keys.tokens,
             ndim=1,
             dtype=keys.tokens.dtype,
-            device=self._plane.pools.tops.device,
+            device=self._state.plane.pools.tops.device,
         )
         return self._device_matcher().match(keys, handles, touch=touch)
 
@@ -151,7 +151,7 @@ class KVCacheManager(CacheCore):
             InvalidInputError: An index is out of range, a prefix is longer than `max_len`, or the batch is of
                 another manager.
         """
-        self._check_idle()
+        self._state.check_idle()
         found = batch
         if isinstance(batch, DeviceMatch):
             if not batch.is_of(self.tree):
@@ -190,7 +190,7 @@ class KVCacheManager(CacheCore):
         if isinstance(found, DeviceMatch):
             self._device_matcher().start_rows(found, chosen, rows, state.state)
         else:
-            self._plane.apply(ranges, rows, states=rows, row_state=state.state)
+            self._state.plane.apply(ranges, rows, states=rows, row_state=state.state)
         return rows
 
     # -- a request runs --------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ class KVCacheManager(CacheCore):
             check_lens("new_len", self.rows, rows, lens, config.max_len)
         if rows.size == 0:
             return
-        evicted = self._make_room(total)
-        self._plane.extend(desc, total, widest, evicted)
+        evicted = self._state.make_room(total)
+        self._state.plane.extend(desc, total, widest, evicted)
         row_ops.set_lens(state, row_ops.ALLOCATED, rows, lens, True)
 
     def step(self, rows: Any) -> None:
@@ -241,8 +241,8 @@ class KVCacheManager(CacheCore):
                 f"rows[{-1 - total}] must stay within max_len ({config.max_len}), "
                 f"got row {rows[-1 - total]}, which is full"
             )
-        evicted = self._make_room(total)
-        self._plane.step(rows, total, evicted)
+        evicted = self._state.make_room(total)
+        self._state.plane.step(rows, total, evicted)
         row_ops.step_lens(state, rows)
 
     def advance(self, rows: Any, lens: Any = None) -> None:
@@ -262,7 +262,7 @@ class KVCacheManager(CacheCore):
             check_lens("lens", state, rows, lens, None)
         if rows.size == 0:
             return
-        self._plane.advance(rows, lens)
+        self._state.plane.advance(rows, lens)
         if lens is None:
             row_ops.catch_up(state.state, rows)
         else:
@@ -290,7 +290,7 @@ class KVCacheManager(CacheCore):
             config.bigram,
             released,
         )
-        self._plane.slide(rows, int(freed))
+        self._state.plane.slide(rows, int(freed))
         if num:
             self.tree.release_swa(released[:num])
 
@@ -318,7 +318,7 @@ class KVCacheManager(CacheCore):
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
         ranges, result, moved = self._insert(rows, keys, requests, hints)
-        self._plane.apply(ranges, rows, states=moved, row_state=self.rows.state)
+        self._state.plane.apply(ranges, rows, states=moved, row_state=self.rows.state)
         return result
 
     def finish(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
@@ -378,8 +378,8 @@ class KVCacheManager(CacheCore):
         row_ops.own_pages(state.state, state.receipts, rows, self.config.page_size, tails, held)
         self.tree.unlock(held)
         state.give_back(rows)
-        self._plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
+        self._state.plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
 
     def _rows(self, rows: Any) -> Int32Array:
-        self._check_idle()
+        self._state.check_idle()
         return running_rows(self.rows, rows)

@@ -1,9 +1,10 @@
 """What every kernel compiles to for four GPUs, without one: `python perf/compile_table.py` (a minute or two).
 
 Registers, spills, shared memory, barriers, and loads and stores of 16 bytes a thread, at the specialisations
-of tests/compile_cases.py; and how many variants a kernel has over all sizes. Writes the figures of the Triton
-that runs it into perf/results/compile.json, beside those of other versions, and from it compile.md. tests/aot
-fails where a kernel compiles to something worse than what stands there for the running version.
+of tests/kernels/compile_cases.py; and how many variants a kernel has over all sizes. Writes the figures of
+the Triton that runs it into perf/results/compile.json, beside those of other versions, and from it
+compile.md. tests/aot fails where a kernel compiles to something worse than what stands there for the
+running version.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "perf" / "results"
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
 
 Figures = dict[str, int]
 COLUMNS = {
@@ -66,7 +67,7 @@ def render(results: dict[str, Any]) -> str:
         "Registers are those of a thread (AMD: vector registers). Spills: spilled registers, spill",
         "instructions and bytes of stack, added up. Loads and stores are instructions of PTX or of AMD's",
         "assembly: how many move 16 bytes a thread, of how many there are. The flags in brackets:",
-        "`tests/compile_cases.py`.",
+        "`tests/kernels/compile_cases.py`.",
     ]
     for version, found in results.items():
         lines += ["", f"## Triton {version}"]

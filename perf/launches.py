@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "manager")]
 
 from instruments.fakedev import NAME, accelerator, no_host_sync  # noqa: E402
 from scheduler_calls import CALLS, prepared  # noqa: E402

@@ -33,8 +33,10 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# helpers that several test folders share (kernel_cases, instruments); never the root of the repository
-sys.path.insert(0, str(Path(__file__).parent))
+# rooms whose helpers others share, and the instruments; never the root of the repository
+TESTS = Path(__file__).parent
+ROOMS = ("device", "kernels", "manager", "model", "oracle", "replay")
+sys.path[:0] = [str(TESTS), *(str(TESTS / room) for room in ROOMS)]
 
 
 def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -118,7 +118,7 @@ def _validate(check: Check) -> tuple[str, ...]:
 
 
 _GPU, _SANITIZER = ("gpu",), ("gpu", "sanitizer")
-_SHORT = _pytest("test_kernels_gpu.py", "-k", "test_short")
+_SHORT = _pytest("kernels/test_kernels_gpu.py", "-k", "test_short")
 _TOOL = ("--error-exitcode", "9", "--target-processes", "all", "--tool")
 _INTERPRETED = (("TRITON_INTERPRET", "1"),)
 # every tensor is an allocation of its own: an access beyond its end is then seen
@@ -127,10 +127,10 @@ _NO_CACHING = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
 PARTS = (
     Part("bytes moved, interpreted", 25, _pytest("interp/test_traffic.py"), (), _INTERPRETED),
     Part("benchmarks, CPU twins", 15, _bench_cpu),
-    Part("kernels against twins", 75, _pytest("test_kernels_gpu.py"), _GPU),
-    Part("scheduler calls never wait", 40, _pytest("test_scheduler_calls_gpu.py"), _GPU),
-    Part("graph capture of the decode step", 20, _pytest("test_decode_graph_gpu.py"), _GPU),
-    Part("match on the device", 15, _pytest("test_device_match_gpu.py"), _GPU),
+    Part("kernels against twins", 75, _pytest("kernels/test_kernels_gpu.py"), _GPU),
+    Part("scheduler calls never wait", 40, _pytest("device/test_scheduler_calls_gpu.py"), _GPU),
+    Part("graph capture of the decode step", 20, _pytest("device/test_decode_graph_gpu.py"), _GPU),
+    Part("match on the device", 15, _pytest("device/test_device_match_gpu.py"), _GPU),
     Part("manager beside its oracle", 20, _validate, _GPU),
     *(
         Part(f"benchmarks, {name}", seconds, _bench(name), _GPU)

@@ -8,7 +8,7 @@ from typing import Any
 from kvcache.validate.run import run
 
 _DESCRIPTION = """\
-Drive the manager and its oracle (kvcache/reference.py) with the same random calls and compare all
+Drive the manager and its oracle (kvcache/oracle/manager.py) with the same random calls and compare all
 state after each: lengths, sets of pages, map, locks, recency, counts, victims, refusals. On a
 disagreement print the shortest failing sequence found, as a Python script, and exit with 1.
 """

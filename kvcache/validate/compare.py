@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcache.reference_state import State
+from kvcache.oracle.state import State
 
 _MOST_LINES = 12
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvcache.device_match import DeviceKeys, DeviceMatch
+from kvcache.device.device_match import DeviceKeys, DeviceMatch
 from kvcache.errors import InvalidInputError
 from kvcache.keys import KeyBatch, Ragged
-from kvcache.reference import Match
+from kvcache.oracle.manager import Match
 from kvcache.validate.bad_calls import BAD_CALLS
 from kvcache.validate.sides import Failure, Sides
 

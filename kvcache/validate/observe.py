@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcache.reference_state import RowState, State, TreePage, require
+from kvcache.oracle.state import RowState, State, TreePage, require
 from kvcache.tree import arrays as a
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints
 from kvcache.config import CacheConfig
 from kvcache.errors import IntegrityError, KVCacheError
 from kvcache.manager import KVCacheManager
-from kvcache.reference import Disagreement, ReferenceManager
-from kvcache.reference_state import State
+from kvcache.oracle.manager import Disagreement, ReferenceManager
+from kvcache.oracle.state import State
 from kvcache.validate.compare import differences
 from kvcache.validate.observe import observe, touches_wait
 

@@ -1,4 +1,4 @@
-"""`decode`: a decode step's whole cache maintenance, with both page tables (kvcache.decode_step).
+"""`decode`: a decode step's whole cache maintenance, with both page tables (kvcache.device.decode_step).
 
 Every row begins a page, and a page of every row falls out of the window: the most that a step can have to do.
 """

@@ -12,7 +12,7 @@ from kvcache.bench.case import Size, State
 
 Ints = npt.NDArray[np.int64]
 
-# entries: page tables are padded to a multiple of it, as kvcache.view_buffers does
+# entries: page tables are padded to a multiple of it, as kvcache.device.view_buffers does
 _ALIGN = 16
 
 

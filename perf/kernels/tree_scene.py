@@ -7,12 +7,12 @@ import torch
 
 from kvcache.bench.case import WINDOW, Size, State
 from kvcache.bench.scene import Ints, int32, on_device, rng_of
+from kvcache.device.tree_mirror import write_records
 from kvcache.kernels.layout import MATCH_FIELDS, RECORD_FIELDS
 from kvcache.tree import arrays as a
 from kvcache.tree import insert as i
 from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
-from kvcache.tree_mirror import write_records
 
 _LOW_WORD = 0xFFFFFFFF
 _VOCABULARY = 100_000

@@ -30,8 +30,8 @@ COMPILED = {
         *("first_long", "start_rows", "plan_extend", "set_lens", "catch_up"),
         *("note_inserted", "own_pages", "clear_rows"),
     ),
-    "kvcache.plan": ("fill_plan",),
-    "kvcache.data_plane": ("apply_twin", "extend_twin", "advance_twin"),
+    "kvcache.device.plan": ("fill_plan",),
+    "kvcache.device.data_plane": ("apply_twin", "extend_twin", "advance_twin"),
     "kvcache.tree.radix_tree": (
         *("match_and_note", "still_holds", "admit", "apply_touches", "first_bad_key", "insert"),
         *("unlock", "evict"),

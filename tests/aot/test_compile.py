@@ -1,6 +1,6 @@
 """Every kernel compiles for four GPUs, spills nothing, and takes no more than perf/results/compile.json says.
 
-What there is to compile: tests/compile_cases.py. Everything is compiled once and shared by the tests.
+What there is to compile: tests/kernels/compile_cases.py. Everything is compiled once and shared by the tests.
 """
 
 from __future__ import annotations

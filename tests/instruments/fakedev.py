@@ -313,8 +313,8 @@ def accelerator(*, run_kernels: bool = True, lag: int = 0) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch, _HostValues():
             for kind in (InterpretedFunction, JITFunction):
                 patch.setattr(kind, "run", _launched(kind.run, run_kernels))
-            patch.setattr("kvcache.staging.pinned_empty", pinned_empty)
-            patch.setattr("kvcache.staging.copy_event", lambda: CopyEvent(_state.transfers))
+            patch.setattr("kvcache.device.staging.pinned_empty", pinned_empty)
+            patch.setattr("kvcache.device.staging.copy_event", lambda: CopyEvent(_state.transfers))
             for module in (torch.cuda, torch.accelerator):
                 patch.setattr(module, "synchronize", _waiting(module.synchronize))
             yield

@@ -24,10 +24,10 @@ _OWNERSHIP = "tests/faults/test_ownership.py"
 _EVICTION = "tests/faults/test_eviction_order.py"
 _LOCKS = "tests/faults/test_locks.py"
 _KEYS = "tests/faults/test_keys.py"
-_STATEFUL = "tests/test_stateful.py"
-_DEVICE_MATCH = "tests/test_device_match.py"
+_STATEFUL = "tests/oracle/test_stateful.py"
+_DEVICE_MATCH = "tests/device/test_device_match.py"
 _DEVICE_KERNELS = "tests/interp/test_match_kernels.py"
-_EXACT = "tests/test_exactness.py"
+_EXACT = "tests/manager/test_exactness.py"
 
 MUTANTS = [
     # host rows
@@ -69,21 +69,21 @@ MUTANTS = [
     # plan
     Mutant(
         "a dropped range frees no SWA",
-        "kvcache/plan.py",
+        "kvcache/device/plan.py",
         "(r.DROP_ROW, layout.DROP_ROW, 0, 0, 1)",
         "(r.DROP_ROW, layout.DROP_ROW, 0, 0, 0)",
         _FRONTIER,
     ),
     Mutant(
         "rows repointed before their pages are read",
-        "kvcache/plan.py",
+        "kvcache/device/plan.py",
         "(r.BIND, layout.BIND, 2, 0, 0)",
         "(r.BIND, layout.BIND, 0, 0, 0)",
         f"{_OWNERSHIP} -k computed_the_same",
     ),
     Mutant(
         "adopted pages are not freed",
-        "kvcache/plan.py",
+        "kvcache/device/plan.py",
         "(r.ADOPT, layout.ADOPT, 1, 1, 0)",
         "(r.ADOPT, layout.ADOPT, 1, 0, 0)",
         f"{_OWNERSHIP} -k healed",
@@ -108,7 +108,7 @@ MUTANTS = [
         "kernels/extend.py",
         "popped = full_stack[full_top - first_pop - n : full_top - first_pop]",
         "popped = full_stack[full_top - n : full_top]",
-        "tests/test_kernels_extend.py",
+        "tests/kernels/test_kernels_extend.py",
     ),
     # match on the device
     Mutant(
@@ -134,14 +134,14 @@ MUTANTS = [
     ),
     Mutant(
         "a changed node is not noted again",
-        "kvcache/tree_mirror.py",
+        "kvcache/device/tree_mirror.py",
         "            _write_record(nodes, n, node_rows[records])\n            nodes[a.CHANGED, n] = 0\n",
         "            _write_record(nodes, n, node_rows[records])\n",
         f"{_DEVICE_MATCH} -k 'same_results and page4'",
     ),
     Mutant(
         "pages once seen are not uploaded again",
-        "kvcache/tree_mirror.py",
+        "kvcache/device/tree_mirror.py",
         "        seen_pages[page_ids[i]] = 0\n",
         "        pass\n",
         f"{_DEVICE_MATCH} -k 'same_results and page4'",
@@ -166,7 +166,7 @@ MUTANTS = [
         "tree/match.py",
         "    while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= pos:\n",
         "    while False:\n",
-        "tests/test_match_hints.py",
+        "tests/manager/test_match_hints.py",
     ),
     Mutant(
         "a bigram key's first token is ignored",
@@ -321,9 +321,9 @@ MUTANTS = [
     ),
     Mutant(
         "a grown child table is copied in part",
-        "kvcache/tree_mirror.py",
+        "kvcache/device/tree_mirror.py",
         "        elif lost & LOST_TABLE:\n",
         "        elif lost < 0:\n",
-        "tests/test_device_match.py -k table_that_grows",
+        "tests/device/test_device_match.py -k table_that_grows",
     ),
 ]

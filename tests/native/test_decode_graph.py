@@ -15,7 +15,7 @@ from decode_life import Decode, DecodeLife, eager, state_of
 from instruments.fakedev import FakeGraph, accelerator, no_host_sync
 
 from kvcache import CacheConfig, IntegrityError, InvalidInputError, KeyBatch, KVCacheManager
-from kvcache.decode_step import DecodeStep
+from kvcache.device.decode_step import DecodeStep
 
 BLOCKS = {
     "extend._BLOCK": 16,

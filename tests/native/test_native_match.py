@@ -20,7 +20,7 @@ from match_cases import (
 )
 from test_device_match import Life, cache_of
 
-from kvcache.device_match import DeviceKeys
+from kvcache.device.device_match import DeviceKeys
 
 # every lane is unrolled on the CPU, so the blocks are smaller than on a GPU
 BLOCKS = {

@@ -1,0 +1,225 @@
+"""The oracle: what every call of the manager must do, said page by page in plain Python.
+
+Lists, dicts and sets of page ids; every rule is the shortest statement of itself, at any cost. It
+shares no code with what it checks. The one thing it does not foretell is which page ids, rows and
+namespace handles the manager picks: it is told, and checks that each was free. `kvcache validate`
+and the tests use it; it is too slow for anything else. The pages of the tree (trie, recency,
+eviction) are in tree.py, rows and their growth in requests.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcache.errors import InvalidInputError
+from kvcache.oracle.requests import Disagreement, Match, ReferenceRequests, Row, Taken
+from kvcache.oracle.state import RowState, State, check_rules, require
+from kvcache.oracle.tree import Page
+
+__all__ = ["Committed", "Disagreement", "Match", "ReferenceManager", "Taken"]
+
+TOKENS = range(2**31)
+
+
+class Committed(NamedTuple):
+    """What a commit did for one request. Lengths in tokens."""
+
+    owned: int  # of the key, what the tree owns now
+    matched: int  # up to where the tree already had it
+
+
+class ReferenceManager(ReferenceRequests):
+    """The manager's calls in plain form: requests, rows, keys and hints are lists of ints.
+
+    `branch`, `hints` and `every` (a period in tokens, 0: off) are the checkpoint policies. Errors
+    are those of the manager, and after one nothing has changed.
+    """
+
+    # inserting
+
+    def checkpoints(self, state: Row, end: int, hints: list[int]) -> set[int]:
+        lengths = {end}
+        if self.with_branch:
+            lengths.add(state.branch)
+        if self.with_hints:
+            lengths.update(self.floor(hint) for hint in hints)
+        if self.every > 0:
+            lengths.update(self.floor(n) for n in range(self.every, end + 1, self.every))
+        return {c for c in lengths if len(state.path) * self.page_size < c <= end}
+
+    def kept_pages(self, state: Row, end: int, hints: list[int]) -> set[int]:
+        """Indices of the pages to keep live: windows of which the row still has all its part."""
+        kept: set[int] = set()
+        owned = len(state.path)
+        for checkpoint in self.checkpoints(state, end, hints):
+            mine = [i for i in self.window(checkpoint) if i >= owned]
+            if all(state.own[i - owned][1] is not None for i in mine):
+                kept.update(mine)
+        return kept
+
+    def commit(
+        self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
+    ) -> list[Committed]:
+        """Hand each row's whole computed pages to the tree, one request after the other."""
+        states = self.checked_keys(rows, keys, hints)
+        return [self.commit_one(*args) for args in zip(states, keys, hints, strict=True)]
+
+    def checked_keys(
+        self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
+    ) -> list[Row]:
+        states = self.running(rows)
+        if len(keys) != len(states) or len(hints) != len(states):
+            raise InvalidInputError(f"keys and hints must be one for each of {len(states)} rows")
+        for state, key in zip(states, keys, strict=True):
+            if len(key) < state.computed:
+                raise InvalidInputError(f"keys must hold {state.computed} tokens, got {len(key)}")
+            prefix = [unit for page in state.path for unit in page.unit_key]
+            if any(unit != mine for unit, mine in zip(prefix, self.units(key), strict=False)):
+                raise InvalidInputError("keys must begin with the prefix that the row was given")
+            inserted = key[: self.end(state.computed) + self.bigram]
+            if len(prefix) < len(inserted) - self.bigram and any(
+                token not in TOKENS for token in inserted
+            ):
+                raise InvalidInputError("keys must hold tokens in [0, 2^31)")
+        return states
+
+    def commit_one(self, state: Row, key: list[int], hints: list[int]) -> Committed:
+        end = self.end(state.computed)
+        first, last = len(state.path), end // self.page_size
+        known = 0
+        if last <= first:
+            return Committed(first * self.page_size, first * self.page_size)
+        kept = self.kept_pages(state, end, hints)
+        unit_keys = self.unit_pages(key)
+        parent = state.path[-1] if state.path else self.roots[state.namespace]
+        newly_live: list[Page] = []
+        for i in range(first, last):
+            full_id, swa_id = state.own[i - first]
+            page = parent.children.get(unit_keys[i])
+            if page is None:
+                page = Page(unit_keys[i], parent, full_id, None)
+                parent.children[unit_keys[i]] = page
+                self.counts["stored"] += 1
+            else:
+                known += 1
+                self.free_full.add(full_id)
+                self.counts["repointed"] += 1
+                self.counts["adopted"] += page.swa_id is None and i in kept
+            if page.swa_id is None and i in kept:
+                page.swa_id = swa_id
+                newly_live.append(page)
+            elif swa_id is not None:
+                self.free_swa.add(swa_id)
+            state.path.append(page)
+            parent = page
+        del state.own[: last - first]
+        self.touch_swa(newly_live)
+        old_window, state.swa_locked = state.swa_locked, [state.path[i] for i in self.window(end)]
+        self.lock(state.path[first:], state.swa_locked)
+        self.unlock([], old_window)
+        return Committed(end, (first + known) * self.page_size)
+
+    # the end of a request
+
+    def finish(
+        self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
+    ) -> list[Committed]:
+        """Commit the whole batch, then end each row."""
+        committed = self.commit(rows, keys, hints)
+        self.abort(rows)
+        return committed
+
+    def retract(
+        self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
+    ) -> list[Match]:
+        """Finish, and say what a match of the computed tokens finds now."""
+        states = self.checked_keys(rows, keys, hints)
+        self.finish(rows, keys, hints)
+        return [
+            self.match_one(state.namespace, key[: state.computed], touch=False)
+            for state, key in zip(states, keys, strict=True)
+        ]
+
+    def abort(self, rows: list[int]) -> None:
+        self.running(rows)
+        for row in rows:
+            self.release(row)
+
+    def release(self, row: int) -> None:
+        state = self.rows.pop(row)
+        for full_id, swa_id in state.own:
+            self.free_full.add(full_id)
+            if swa_id is not None:
+                self.free_swa.add(swa_id)
+        self.unlock(state.path, state.swa_locked)
+
+    # comparing
+
+    def state(self) -> State:
+        own = [pair for row in self.rows.values() for pair in row.own]
+        tree = self.tree_pages()
+        live = [page for page in tree.values() if page.swa_id]
+        swa_map = {full_id: page.swa_id for full_id, page in tree.items() if page.swa_id}
+        swa_map.update((full_id, swa_id) for full_id, swa_id in own if swa_id is not None)
+        free_rows, full_capacity, swa_capacity = self.capacity()
+        return State(
+            tree=tree,
+            full_order=self.full_order(),
+            swa_order=self.swa_order(),
+            free_full=frozenset(self.free_full),
+            free_swa=frozenset(self.free_swa),
+            swa_map=swa_map,
+            rows={row: self.row_state(state) for row, state in self.rows.items()},
+            counts={
+                "full_pages_free": len(self.free_full),
+                "swa_pages_free": len(self.free_swa),
+                "tree_full_pages": len(tree),
+                "tree_swa_pages": len(live),
+                "locked_full_pages": sum(page.full_locks > 0 for page in tree.values()),
+                "locked_swa_pages": sum(page.swa_locks > 0 for page in live),
+                "row_full_pages": len(own),
+                "row_swa_pages": sum(swa_id is not None for _, swa_id in own),
+                "running_rows": len(self.rows),
+                "evicted_full_pages": self.counts["evicted_full"],
+                "evicted_swa_pages": self.counts["evicted_swa"],
+                "free_rows": free_rows,
+                "full_capacity": full_capacity,
+                "swa_capacity": swa_capacity,
+            },
+        )
+
+    def row_state(self, state: Row) -> RowState:
+        pages = [page.full_id for page in state.path] + [full_id for full_id, _ in state.own]
+        owned = len(state.path) * self.page_size
+        return RowState(state.computed, state.allocated, owned, state.frontier, pages)
+
+    def check(self) -> None:
+        """Hold the oracle itself to design.md section 4 (as IntegrityError)."""
+        check_rules(self.state(), self.all_full, self.all_swa, self.page_size)
+        for row, state in self.rows.items():
+            path = self.path_of(state.path[-1]) if state.path else []
+            require(path == state.path, f"row {row}: its path is one of the tree")
+            require(state.frontier <= self.frontier(state.computed), f"row {row}: frontier")
+            locked = len(state.swa_locked) * self.page_size
+            require(locked <= self.keep + 2 * (self.page_size - 1), f"row {row}: locks a window")
+            # the next token attends to [computed + 1 - W, computed], those after it to later ones
+            swa_ids = [page.swa_id for page in state.path] + [swa_id for _, swa_id in state.own]
+            seen = range(max(0, state.computed + 1 - self.attention_window), state.allocated)
+            needed = {token // self.page_size for token in seen} if self.has_swa else set()
+            require(all(swa_ids[i] for i in needed), f"row {row}: its next window is live")
+        for _, page in self.pages():
+            holders = [row for row in self.rows.values() if page in row.path]
+            require(page.full_locks == len(holders), f"page {page.full_id}: Full locks")
+            window_holders = [row for row in holders if page in row.swa_locked]
+            require(page.swa_locks == len(window_holders), f"page {page.full_id}: SWA locks")
+
+    def check_commit(self, row: int, key: list[int]) -> None:
+        """Insert, then match: a match reaches what a commit reported, in the row's own pages."""
+        state = self.rows[row]
+        found = self.match_one(state.namespace, key[: state.computed], touch=False)
+        owned = len(state.path) * self.page_size
+        if self.end(state.computed) >= owned:
+            require(found.full_hit >= owned, f"row {row}: insert, then match")
+        if self.end(state.computed) >= owned and self.live(state.path):
+            require(found.reuse >= owned, f"row {row}: insert, then reuse")
+            require(found.path[: len(state.path)] == state.path, f"row {row}: the tree's pages")

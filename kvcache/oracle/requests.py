@@ -1,0 +1,259 @@
+"""The oracle between admission and insert: what requests match, hold, compute and slide past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
+from kvcache.oracle.tree import Page, ReferenceTree
+
+# (row, page index) -> the Full page and the SWA page (None without an SWA pool) that were put there
+Taken = Callable[[int, int], "tuple[int, int | None]"]
+
+
+class Disagreement(Exception):
+    """The manager did something that the oracle rules out."""
+
+
+def agree(holds: bool, rule: str) -> None:
+    """Raise Disagreement unless the rule holds."""
+    if not holds:
+        raise Disagreement(rule)
+
+
+@dataclass(eq=False)
+class Row:
+    """One running request: pages of the tree first (`path`), then its own."""
+
+    namespace: int
+    path: list[Page]
+    own: list[tuple[int, int | None]]  # (Full page, SWA page or None below the frontier)
+    computed: int
+    allocated: int
+    frontier: int
+    branch: int
+    swa_locked: list[Page]  # the window that this row locks; empty after an early release
+
+
+class Match(NamedTuple):
+    """What `match` found for one request. Lengths in tokens; branch -1 = none."""
+
+    namespace: int
+    full_hit: int
+    reuse: int
+    branch: int
+    path: list[Page]  # the pages of [0, reuse)
+    behind: list[Page]  # the only continuation of `path` in the tree, up to the next fork
+
+
+class ReferenceRequests(ReferenceTree):
+    """Rows: matching, admission, growth, sliding. The arguments are those of ReferenceManager."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        window: int | None,
+        full_pages: int,
+        swa_pages: int,
+        max_rows: int,
+        max_len: int,
+        bigram: bool = False,
+        window_slack: int = 0,
+        branch: bool = False,
+        hints: bool = False,
+        every: int = 0,
+        max_namespaces: int = 4096,
+    ) -> None:
+        super().__init__(
+            page_size=page_size,
+            keep=0 if window is None else window - window_slack,
+            full_pages=full_pages,
+            swa_pages=swa_pages,
+            bigram=bigram,
+        )
+        self.has_swa = window is not None
+        self.attention_window = window or 0
+        self.max_rows, self.max_len, self.max_namespaces = max_rows, max_len, max_namespaces
+        self.with_branch, self.with_hints, self.every = branch, hints, every
+        self.namespaces: dict[Hashable, int] = {}
+        self.rows: dict[int, Row] = {}
+
+    # namespaces
+
+    def namespace(self, key: Hashable, handle: int | None) -> None:
+        """Name a namespace; `handle` is the one that the manager gave (None: it refused).
+
+        The first one named is the default. Where all are in use, the oldest empty one gives way.
+        """
+        if key in self.namespaces:
+            agree(handle == self.namespaces[key], "a known namespace keeps its handle")
+            return
+        if len(self.namespaces) >= self.max_namespaces:
+            empty = [h for h in self.roots if not self.roots[h].children and not self.in_use(h)]
+            empty = [h for h in empty if h != self.default]
+            if not empty:
+                raise CapacityError(f"namespaces: {self.max_namespaces} are in use")
+            self.forget(empty[0])
+        agree(handle is not None and handle not in self.roots, "a new namespace has its own handle")
+        assert handle is not None
+        self.namespaces[key] = handle
+        self.roots[handle] = Page((), None, 0, None)
+
+    @property
+    def default(self) -> int:
+        return next(iter(self.namespaces.values()))
+
+    def in_use(self, handle: int) -> bool:
+        return any(row.namespace == handle for row in self.rows.values())
+
+    def forget(self, handle: int) -> tuple[int, int]:
+        self.namespaces = {key: owner for key, owner in self.namespaces.items() if owner != handle}
+        return self.drop_root(handle)
+
+    def drop_namespace(self, handle: int) -> tuple[int, int]:
+        """Free all its pages; return how many: Full, SWA."""
+        if handle not in self.roots or handle == self.default or self.in_use(handle):
+            raise InvalidInputError("handle must be of a namespace, not the default, not in use")
+        return self.forget(handle)
+
+    # matching and admission
+
+    def match(self, requests: list[tuple[int, list[int]]], *, touch: bool = True) -> list[Match]:
+        """Match (namespace handle, tokens) of each request, in order."""
+        for handle, _ in requests:
+            if handle not in self.roots:
+                raise InvalidInputError(f"namespace must be a known handle, got {handle}")
+        matches = [self.match_one(handle, tokens, touch) for handle, tokens in requests]
+        self.counts["branch_points"] += sum(match.branch >= 0 for match in matches)
+        return matches
+
+    def match_one(self, handle: int, tokens: list[int], touch: bool) -> Match:
+        path: list[Page] = []
+        page: Page | None = self.roots[handle]
+        for unit_key in self.unit_pages(tokens):
+            assert page is not None
+            page = page.children.get(unit_key)
+            if page is None:
+                break
+            path.append(page)
+        lengths = range(len(path), -1, -1)
+        reuse = next(n for n in lengths if self.live(path[:n]))
+        window = self.window(reuse * self.page_size)
+        if touch:
+            self.touch_full(path)
+            self.touch_swa([path[i] for i in window])
+        branch = len(path) * self.page_size if len(path) > reuse else -1
+        size = self.page_size
+        behind = self.only_way_on(path[:reuse])
+        return Match(handle, len(path) * size, reuse * size, branch, path[:reuse], behind)
+
+    def only_way_on(self, path: list[Page]) -> list[Page]:
+        pages = path[-1:]
+        while pages and len(pages[-1].children) == 1:
+            pages.extend(pages[-1].children.values())
+        return pages[1:]
+
+    def stale(self, match: Match) -> bool:
+        """Whether something that `match` would reuse has gone since."""
+        if not all(page.attached for page in match.path):
+            return True
+        return match.namespace not in self.roots or not self.live(match.path)
+
+    def disturbed(self, match: Match) -> bool:
+        """Whether what stood right behind the reusable pages has gone: `admit` may refuse then too.
+
+        The manager finds the prefix by the end of an edge of its tree, which is gone then.
+        """
+        return not all(page.attached for page in match.behind)
+
+    def admit(self, matches: list[Match], rows: list[int] | None) -> None:
+        """Give each match a row; `rows` are the ids that the manager chose (None: it refused)."""
+        if len(matches) > self.max_rows - len(self.rows):
+            raise CapacityError(f"rows: {len(matches)} needed")
+        refused = rows is None
+        if any(self.stale(m) or (refused and self.disturbed(m)) for m in matches):
+            raise StaleMatchError("a match must still hold")
+        agree(rows is not None, "the manager refuses an admission only if it must")
+        assert rows is not None
+        for match, row in zip(matches, rows, strict=True):
+            agree(0 <= row < self.max_rows and row not in self.rows, "a new row was not in use")
+            window = [match.path[i] for i in self.window(match.reuse)]
+            self.lock(match.path, window)
+            reuse = match.reuse
+            self.rows[row] = Row(
+                match.namespace, [*match.path], [], reuse, reuse, 0, match.branch, window
+            )
+
+    def capacity(self) -> tuple[int, int, int]:
+        full, swa = self.unlocked()
+        free_rows = self.max_rows - len(self.rows)
+        return free_rows, len(self.free_full) + full, len(self.free_swa) + swa
+
+    # running requests
+
+    def running(self, rows: list[int]) -> list[Row]:
+        if len(set(rows)) != len(rows) or any(row not in self.rows for row in rows):
+            raise InvalidInputError(f"rows must be running and distinct, got {rows}")
+        return [self.rows[row] for row in rows]
+
+    def extend(self, rows: list[int], new_lens: list[int], taken: Taken) -> None:
+        states = self.running(rows)
+        for state, new_len in zip(states, new_lens, strict=True):
+            if not state.computed <= new_len <= self.max_len:
+                raise InvalidInputError(f"new_len must be in [{state.computed}, {self.max_len}]")
+        self.grow(rows, [max(s.allocated, n) for s, n in zip(states, new_lens, strict=True)], taken)
+
+    def step(self, rows: list[int], taken: Taken) -> None:
+        states = self.running(rows)
+        if any(state.computed + 1 > self.max_len for state in states):
+            raise InvalidInputError(f"rows must have room for a token, max_len is {self.max_len}")
+        self.grow(rows, [max(s.allocated, s.computed + 1) for s in states], taken)
+
+    def grow(self, rows: list[int], allocated: list[int], taken: Taken) -> None:
+        """Take the pages for `allocated` tokens of each row, evicting what must go first."""
+        states = [self.rows[row] for row in rows]
+        held = [self.num_pages(state.allocated) for state in states]
+        wanted = [self.num_pages(tokens) for tokens in allocated]
+        need = sum(wanted) - sum(held)
+        swa_need = need if self.has_swa else 0
+        _, full_room, swa_room = self.capacity()
+        if need > full_room or swa_need > swa_room:
+            raise CapacityError(f"pages: {need} needed, got room for {full_room}, SWA {swa_room}")
+        self.evict(max(0, need - len(self.free_full)), max(0, swa_need - len(self.free_swa)))
+        for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+            state.allocated = allocated[i]
+            for page in range(held[i], wanted[i]):
+                full_id, swa_id = taken(row, page)
+                agree(full_id in self.free_full, f"row {row} got a free page, not {full_id}")
+                self.free_full.remove(full_id)
+                if self.has_swa:
+                    agree(swa_id in self.free_swa, f"row {row} got a free SWA page, not {swa_id}")
+                    assert swa_id is not None
+                    self.free_swa.remove(swa_id)
+                state.own.append((full_id, swa_id))
+
+    def advance(self, rows: list[int], lens: list[int] | None = None) -> None:
+        states = self.running(rows)
+        lens = [state.allocated for state in states] if lens is None else lens
+        for state, computed in zip(states, lens, strict=True):
+            if not state.computed <= computed <= state.allocated:
+                raise InvalidInputError(f"lens must be in [{state.computed}, {state.allocated}]")
+        for state, computed in zip(states, lens, strict=True):
+            state.computed = computed
+
+    def slide(self, rows: list[int]) -> None:
+        states = self.running(rows)
+        for state in states if self.has_swa else []:
+            state.frontier = max(state.frontier, self.frontier(state.computed))
+            owned = len(state.path)
+            for i, (full_id, swa_id) in enumerate(state.own):
+                if (owned + i) * self.page_size < state.frontier and swa_id is not None:
+                    self.free_swa.add(swa_id)
+                    state.own[i] = (full_id, None)
+            if state.frontier >= owned * self.page_size and state.swa_locked:
+                self.unlock([], state.swa_locked)
+                state.swa_locked = []
+                self.counts["early_releases"] += 1

@@ -1,0 +1,129 @@
+"""CacheState: what one cache is made of, shared by the manager, its views, decode steps and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from kvcache.config import CacheConfig
+from kvcache.device.data_plane import NO_RANGES, DataPlane
+from kvcache.errors import (
+    BrokenError,
+    CapacityError,
+    ClosedError,
+    ConcurrentCallError,
+    InvalidInputError,
+)
+from kvcache.rows import Int32Array, Rows
+from kvcache.tree.radix_tree import RadixTree
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class CacheState:
+    """Tree, rows and data plane of one cache, and whether calls may change them now.
+
+    Attributes:
+        tree: The radix tree; it knows lengths.
+        rows: Lengths and locks of the running requests.
+        plane: The device; it knows pages. Gone once the cache is closed.
+        inside: Whether a call is under way. A second one would be of another thread.
+        stepping: Whether the body of DecodeStep.running is.
+        broken: Why the cache can no longer be trusted; None: it can.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.rows = Rows(config)
+        self.tree = RadixTree(
+            page_size=config.page_size,
+            keep_pages=config.keep_pages,
+            bigram=config.bigram,
+            num_slots=config.full_pages,
+            max_locks=config.max_rows,
+            max_roots=config.max_namespaces,
+        )
+        self.plane = DataPlane(config)
+        self.evicted_full = 0
+        self.evicted_swa = 0
+        self.inside = False
+        self.stepping = False
+        self.broken: str | None = None
+        self.closed = False
+
+    # -- whether a call may run ------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise unless the cache is open and whole."""
+        if self.closed:
+            raise ClosedError("the manager was closed")
+        if self.broken is not None:
+            raise BrokenError(
+                f"{self.broken}; call reset(), which ends all rows and frees all pages"
+            )
+
+    def check_idle(self) -> None:
+        """Raise unless the cache is open, and no decode step is between its launches and its counts."""
+        self.check_open()
+        if self.stepping:
+            raise InvalidInputError(
+                "this call must wait until DecodeStep.running is left: its body may only replay the step"
+            )
+
+    # -- pages -----------------------------------------------------------------------------------------------
+
+    def make_room(self, pages: int) -> Int32Array:
+        """Evict until `pages` pages of each pool are free; return the ranges that the device must free.
+
+        Raises:
+            CapacityError: Too few pages even with everything evictable gone; nothing was evicted.
+        """
+        tree, plane = self.tree, self.plane
+        full = pages - plane.full_top
+        swa = pages - plane.swa_top if self.config.has_swa else 0
+        if full <= 0 and swa <= 0:
+            return NO_RANGES
+        for name, need, evictable in (
+            ("Full", full, tree.full_pages - tree.locked_full_pages),
+            ("SWA", swa, tree.swa_pages - tree.locked_swa_pages),
+        ):
+            if need > evictable:
+                raise CapacityError(
+                    f"{pages} {name} pages needed, {pages - need} are free and {evictable} evictable"
+                )
+        ranges, freed_full, freed_swa = tree.evict(max(full, 0), max(swa, 0))
+        self.evicted_full += freed_full
+        self.evicted_swa += freed_swa
+        return ranges
+
+
+def state_of(cache: Any) -> CacheState:
+    """Return the state of a manager, or raise InvalidInputError if `cache` is none."""
+    state = getattr(cache, "_state", None)
+    if not isinstance(state, CacheState):
+        raise InvalidInputError(f"cache must be a KVCacheManager, got {type(cache).__name__}")
+    return state
+
+
+def exclusive(method: _F) -> _F:
+    """Refuse a call that begins while another one is under way; for methods of what has a `_state`.
+
+    A flag, not a lock: nothing ever waits, and two threads that are inside at once are noticed.
+    """
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self._state
+        if state.inside:
+            raise ConcurrentCallError(
+                f"{method.__name__} must wait until the call that is under way has returned: "
+                "one thread at a time"
+            )
+        state.inside = True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            state.inside = False
+
+    return cast(_F, call)
