@@ -107,7 +107,7 @@ class ModelRunner:
             c.request.guess = int(of_request[-1].argmax())
 
     def _attend(self, chunks: list[Chunk]) -> PagedAttention:
-        rows = np.array([c.request.row for c in chunks], np.int32)
+        rows = np.array([c.request.row for c in chunks], np.int64)
         starts, ends = [c.start for c in chunks], [c.end for c in chunks]
         return PagedAttention(self.model.config, self.kv, self.cache, rows, starts, ends)
 

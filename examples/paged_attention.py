@@ -82,7 +82,7 @@ class PagedAttention:
             torch.arange(*span, device=device) for span in zip(starts, ends, strict=True)
         ]
         # lengths need saying only where rows hold more than this forward fills
-        lens = None if np.array_equal(cache.rows.allocated_len[rows], ends) else ends
+        lens = None if np.array_equal(cache.rows.allocated_len[cache.index(rows)], ends) else ends
         views, has_swa = cache.views, cache.config.has_swa
         if all(len(of_row) == 1 for of_row in self.queries):
             self.groups = {FULL: self._batch(views.page_table(rows, lens))}

@@ -221,10 +221,11 @@ class Engine:
 
     def computed(self, request: Request) -> int:
         """Return how many tokens of a running request have KV. Host knowledge."""
-        return int(self.cache.rows.computed_len[request.row])
+        (index,) = self.cache.index([request.row])
+        return int(self.cache.rows.computed_len[index])
 
     def _rows(self, requests: list[Request]) -> np.ndarray:
-        return np.array([r.row for r in requests], np.int32)
+        return np.array([r.row for r in requests], np.int64)
 
     def _keys(self, requests: list[Request]) -> tuple[KeyBatch, Ragged]:
         # a real engine has its tokens in one buffer and names starts and lens

@@ -85,8 +85,8 @@ def _decode_slide_kernel(
             owned = tl.load(row_state_ptr + state_stride * OWNED + row, mask=in_range, other=0)
             frontier_ptr = row_state_ptr + state_stride * FRONTIER + row
             old = tl.load(frontier_ptr, mask=in_range, other=0)
-            key_end = tl.maximum(computed - BIGRAM, 0) // P * P
-            new = tl.maximum(old, tl.maximum(key_end - keep, 0) // P * P)
+            last_end = tl.maximum(computed - 1 - BIGRAM, 0) // P * P
+            new = tl.maximum(old, tl.maximum(last_end - keep, 0) // P * P)
             first_page = tl.maximum(old, owned) // P
             num_pages = tl.maximum(new, owned) // P - first_page
             last_push = swa_top + tl.cumsum(num_pages, axis=0)
@@ -145,10 +145,10 @@ def decode_slide_twin(
         row = rows[i]
         computed = row_state[ALLOCATED, row]
         if has_swa:
-            units = max(0, computed - 1) if bigram else computed
-            key_end = units // page_size * page_size
+            units = computed - 1 if bigram else computed
+            last_end = max(0, units - 1) // page_size * page_size
             old = row_state[FRONTIER, row]
-            new = max(old, max(0, key_end - keep) // page_size * page_size)
+            new = max(old, max(0, last_end - keep) // page_size * page_size)
             # pages below owned belong to the tree, which keeps their SWA
             first_page = max(old, row_state[OWNED, row]) // page_size
             num_pages = max(0, new // page_size - first_page)

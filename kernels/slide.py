@@ -58,8 +58,8 @@ def _slide_kernel(
         owned = tl.load(row_state_ptr + state_stride * OWNED + row, mask=in_range, other=0)
         frontier_ptr = row_state_ptr + state_stride * FRONTIER + row
         old = tl.load(frontier_ptr, mask=in_range, other=0)
-        key_end = tl.maximum(computed - BIGRAM, 0) // P * P
-        new = tl.maximum(old, tl.maximum(key_end - keep, 0) // P * P)
+        last_end = tl.maximum(computed - 1 - BIGRAM, 0) // P * P
+        new = tl.maximum(old, tl.maximum(last_end - keep, 0) // P * P)
         first_page = tl.maximum(old, owned) // P
         num_pages = tl.maximum(new, owned) // P - first_page
         first_push = swa_top + tl.cumsum(num_pages, axis=0) - num_pages
@@ -102,10 +102,11 @@ def slide_twin(
         row = rows[i]
         units = row_state[COMPUTED, row]
         if bigram:
-            units = max(0, units - 1)
-        key_end = units // page_size * page_size
+            units -= 1
+        # the same key may come again without its last unit, and still needs a whole window then
+        last_end = max(0, units - 1) // page_size * page_size
         old = row_state[FRONTIER, row]
-        new = max(old, max(0, key_end - keep) // page_size * page_size)
+        new = max(old, max(0, last_end - keep) // page_size * page_size)
         # pages below owned belong to the tree, which keeps their SWA
         owned = row_state[OWNED, row]
         for page in range(max(old, owned) // page_size, new // page_size):
@@ -131,8 +132,8 @@ def slide(
 ) -> None:
     """Move the SWA frontier of every row and free its own SWA pages below. One launch.
 
-    new frontier = max(old, page_floor(max(0, page_floor(units(computed)) - keep))), where units(n)
-    is n, or max(0, n - 1) with bigram keys. Row by row in the order of `rows`, pages ascending, the
+    new frontier = max(old, page_floor(max(0, page_floor(max(0, units(computed) - 1)) - keep))), where
+    units(n) is n, or n - 1 with bigram keys. Row by row in the order of `rows`, pages ascending, the
     SWA page under each own page (at or after owned) in [old, new) is pushed and its map entry
     cleared. Does not synchronize with the host: rows are not range-checked. num_rows 0 does
     nothing.
@@ -141,7 +142,8 @@ def slide(
 
         tokens  0    4    8    12   16   20   24  27
                 | tree    |  leaves | window      |.
-                     ^old           ^new frontier = page_floor(24 - 6) = 16; pages 2 and 3 are freed
+                     ^old           ^new frontier = page_floor(page_floor(26) - 6) = 16; pages 2
+                                     and 3 are freed
 
     Args:
         rows: [capacity] int32, row ids; the first `num_rows` are used and are distinct.
@@ -153,8 +155,8 @@ def slide(
         tops: [2] int32, free entries of the stacks; SWA is read and written.
         num_rows: rows in use.
         page_size: tokens per page, >= 1.
-        keep: tokens before the page-floored end of the key whose SWA stays, >= 0 (the window, less
-            its slack).
+        keep: tokens whose SWA stays before the page-floored end of the key without its last unit,
+            >= 0 (the window, less its slack).
         bigram: whether keys are bigrams, so that the last token is no key unit yet.
 
     Raises:

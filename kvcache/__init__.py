@@ -6,8 +6,10 @@ from kvcache.device.decode_step import DecodeStep
 from kvcache.device.device_match import DeviceKeys, DeviceMatch
 from kvcache.device.views import PageIndices, PageTable, Views
 from kvcache.errors import (
+    BrokenError,
     CapacityError,
     ClosedError,
+    ConcurrentCallError,
     IntegrityError,
     InvalidInputError,
     KVCacheError,
@@ -23,12 +25,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Branch",
+    "BrokenError",
     "CacheConfig",
     "Capacity",
     "CapacityError",
     "CheckpointPolicy",
     "ClosedError",
     "CommitResult",
+    "ConcurrentCallError",
     "DecodeStep",
     "DeviceKeys",
     "DeviceMatch",

@@ -37,6 +37,9 @@ class CacheConfig:
     checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.checkpoints
     max_namespaces: int = 4096  # namespaces at a time
     device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
+    debug: bool = (
+        False  # compare whole prefixes with the keys of a commit, not their last page alone
+    )
 
     def __post_init__(self) -> None:
         check_int("page_size", self.page_size, low=1, high=2**20)
@@ -47,8 +50,9 @@ class CacheConfig:
         most = _MAX_INT32 // self.page_size - 1
         check_int("full_pages", self.full_pages, low=1, high=most)
         check_int("window_slack", self.window_slack, low=0, high=1)
-        if not isinstance(self.bigram, bool):
-            raise InvalidInputError(f"bigram must be a bool, got {self.bigram!r}")
+        for name in ("bigram", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInputError(f"{name} must be a bool, got {getattr(self, name)!r}")
         if self.window is None:
             check_int("swa_pages without a window", self.swa_pages, low=0, high=0)
         else:

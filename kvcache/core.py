@@ -16,9 +16,10 @@ from kvcache.errors import InvalidInputError
 from kvcache.integrity import check_state
 from kvcache.kernels.translate import translate
 from kvcache.namespaces import Namespaces
+from kvcache.requests import running_rows
 from kvcache.results import Capacity, EvictResult, Stats
 from kvcache.rows import Int32Array
-from kvcache.state import CacheState
+from kvcache.state import CacheState, exclusive
 
 
 class CacheCore:
@@ -52,6 +53,16 @@ class CacheCore:
             plane.swa_top + tree.swa_pages - tree.locked_swa_pages,
         )
 
+    def index(self, rows: Any) -> Int32Array:
+        """Return [n] int32 indices of the rows that handles name: for `cache.rows`, or an engine's arrays.
+
+        Raises:
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice.
+        """
+        self._state.check_open()
+        return running_rows(self.rows, rows)
+
     def stats(self) -> Stats:
         """Return all counts. Costs no device work."""
         self._state.check_open()
@@ -77,6 +88,7 @@ class CacheCore:
             device_bytes=plane.pools.nbytes + (self._matcher.mirror.nbytes if self._matcher else 0),
         )
 
+    @exclusive
     def check(self) -> None:
         """Check every invariant of tree, rows and pools, page by page. Reads the device: for tests only.
 
@@ -88,6 +100,7 @@ class CacheCore:
 
     # -- namespaces ------------------------------------------------------------------------------------------
 
+    @exclusive
     def namespace(self, key: Hashable) -> int:
         """Return the handle of a namespace (adapter, salt, tenant); `None` is the default one.
 
@@ -100,6 +113,7 @@ class CacheCore:
         self._state.check_idle()
         return self._namespaces.handle(key)
 
+    @exclusive
     def drop_namespace(self, handle: int) -> EvictResult:
         """Free everything that is cached in a namespace and the namespace itself; its handle dies.
 
@@ -118,6 +132,7 @@ class CacheCore:
 
     # -- pages -----------------------------------------------------------------------------------------------
 
+    @exclusive
     def evict(self, full_pages: int = 0, swa_pages: int = 0) -> EvictResult:
         """Free at least so many pages of what is cached and unlocked, or all there is; least recent first.
 
@@ -127,12 +142,27 @@ class CacheCore:
         self._state.check_idle()
         full_pages = min(check_int("full_pages", full_pages, low=0), self.config.full_pages)
         swa_pages = min(check_int("swa_pages", swa_pages, low=0), self.config.swa_pages)
-        ranges, full, swa = self.tree.evict(full_pages, swa_pages)
-        return self._free(ranges, full, swa)
+        return self._free(*self.tree.evict(full_pages, swa_pages))
 
+    @exclusive
     def flush(self) -> EvictResult:
         """Free everything that is cached and unlocked."""
-        return self.evict(self.tree.full_pages, self.tree.swa_pages)
+        self._state.check_idle()
+        return self._free(*self.tree.evict(self.tree.full_pages, self.tree.swa_pages))
+
+    @exclusive
+    def reset(self) -> None:
+        """End all rows and free all pages, on host and device: the cache is as it was when it was made.
+
+        After a weight update, since what was cached is of the old weights, or after a decode step that failed
+        (BrokenError). Row handles and matches from before are refused; namespaces keep theirs. Does not wait:
+        what the device still does with the old pages was launched before.
+
+        Raises:
+            ClosedError: The manager was closed.
+            InvalidInputError: The body of DecodeStep.running is under way.
+        """
+        self._state.reset()
 
     def _free(self, ranges: Int32Array, full: int, swa: int) -> EvictResult:
         self._state.evicted_full += full
@@ -141,6 +171,7 @@ class CacheCore:
             self._state.plane.apply(ranges)
         return EvictResult(full, swa)
 
+    @exclusive
     def translate(self, slots: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the SWA token slot of every Full token slot; see kvcache.kernels.translate."""
         self._state.check_open()

@@ -17,6 +17,7 @@ from kvcache.match_batch import MatchBatch
 from kvcache.requests import check_lens, insert_requests, running_rows
 from kvcache.results import CommitResult
 from kvcache.rows import Int32Array, Int64Array
+from kvcache.state import exclusive
 
 _NO_HINTS = np.zeros(0, np.int64)
 
@@ -28,7 +29,10 @@ class KVCacheManager(CacheCore):
     never wait for the device. A call that raises has changed nothing. Rows, lengths and receipts are checked;
     lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one.
 
-    Not thread-safe: one scheduler thread calls it.
+    Rows go by handles: int64, a row's index and generation in one. The handle of a request that has ended is
+    refused, whoever has the row now; `index(rows)` gives the indices for an engine's own arrays.
+
+    One thread at a time calls it; a second one inside is refused (ConcurrentCallError).
 
     Example:
         >>> config = CacheConfig(page_size=4, window=8, full_pages=64, swa_pages=32, max_rows=2, max_len=64)
@@ -66,6 +70,7 @@ class KVCacheManager(CacheCore):
         on: Literal["device"],
     ) -> DeviceMatch: ...
 
+    @exclusive
     def match(
         self,
         keys: KeyBatch | DeviceKeys,
@@ -134,7 +139,8 @@ class KVCacheManager(CacheCore):
         if batch.tree is not self.tree and len(batch):
             raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
 
-    def admit(self, batch: MatchBatch | DeviceMatch, index: Any = None) -> Int32Array:
+    @exclusive
+    def admit(self, batch: MatchBatch | DeviceMatch, index: Any = None) -> Int64Array:
         """Take a row for each request, lock its prefix, and bind the reused pages into the row.
 
         Args:
@@ -143,7 +149,7 @@ class KVCacheManager(CacheCore):
             index: [n] which requests of the batch; default: all. One request may be admitted twice.
 
         Returns:
-            [n] int32 rows. `computed_len = allocated_len = owned_len = reuse_len`.
+            [n] int64 handles of the rows. `computed_len = allocated_len = owned_len = reuse_len`.
 
         Raises:
             CapacityError: Fewer than n rows are free.
@@ -191,21 +197,23 @@ class KVCacheManager(CacheCore):
             self._device_matcher().start_rows(found, chosen, rows, state.state)
         else:
             self._state.plane.apply(ranges, rows, states=rows, row_state=state.state)
-        return rows
+        return state.handles_of(rows)
 
     # -- a request runs --------------------------------------------------------------------------------------
 
+    @exclusive
     def extend(self, rows: Any, new_len: Any) -> None:
         """Give rows the pages for `new_len` tokens; evicts what it must first.
 
         Args:
-            rows: [n] distinct running rows.
+            rows: [n] distinct handles of running rows.
             new_len: [n] tokens, computed_len <= new_len <= max_len. A length that the row's pages already
                 hold takes none.
 
         Raises:
             CapacityError: Too few pages even with everything evictable gone.
-            InvalidInputError: A bad row or length.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice, or a bad length.
         """
         rows = self._rows(rows)
         lens = as_int_array("new_len", new_len, dtype=INT32)
@@ -224,12 +232,14 @@ class KVCacheManager(CacheCore):
         self._state.plane.extend(desc, total, widest, evicted)
         row_ops.set_lens(state, row_ops.ALLOCATED, rows, lens, True)
 
+    @exclusive
     def step(self, rows: Any) -> None:
         """Make room for one more token of each row: allocated_len = max(allocated_len, computed_len + 1).
 
         Raises:
             CapacityError: Too few pages even with everything evictable gone.
-            InvalidInputError: A bad row, or a row that is at `max_len`.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice, or a row that is at `max_len`.
         """
         rows = self._rows(rows)
         if rows.size == 0:
@@ -245,6 +255,7 @@ class KVCacheManager(CacheCore):
         self._state.plane.step(rows, total, evicted)
         row_ops.step_lens(state, rows)
 
+    @exclusive
     def advance(self, rows: Any, lens: Any = None) -> None:
         """Say that the forward for these tokens is on the stream: computed_len = allocated_len, or `lens`.
 
@@ -253,7 +264,8 @@ class KVCacheManager(CacheCore):
                 keeps the pages beyond.
 
         Raises:
-            InvalidInputError: A bad row or length.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice, or a bad length.
         """
         rows = self._rows(rows)
         state = self.rows
@@ -268,13 +280,15 @@ class KVCacheManager(CacheCore):
         else:
             row_ops.set_lens(state.state, row_ops.COMPUTED, rows, lens, False)
 
+    @exclusive
     def slide(self, rows: Any) -> None:
         """Free the SWA pages of rows that fell out of the window: one launch for the batch.
 
         Once a row's window has left the prefix that it shares with the tree, the SWA lock on that goes too.
 
         Raises:
-            InvalidInputError: A bad row.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice.
         """
         rows = self._rows(rows)
         config = self.config
@@ -296,6 +310,7 @@ class KVCacheManager(CacheCore):
 
     # -- a request hands over --------------------------------------------------------------------------------
 
+    @exclusive
     def commit(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
         """Hand what rows have computed to the tree, with a live window at every checkpoint and at the end.
 
@@ -303,8 +318,11 @@ class KVCacheManager(CacheCore):
         a kept window covers, the row's SWA page moves under the tree's Full page.
 
         Args:
-            rows: [n] distinct running rows.
-            keys: The tokens of each row, at least `computed_len` of them; they must repeat the prefix.
+            rows: [n] distinct handles of running rows.
+            keys: The tokens of each row, as far as the host knows them: what is handed over is what is
+                computed and covered by the key, and the rest comes later. They must repeat the prefix; of
+                what the tree owns already, only the last page is compared (all of it with
+                `CacheConfig(debug=True)`).
             hints: Lengths whose window is to be kept (policy `Hints`); those that this commit does not
                 cover are ignored.
 
@@ -312,8 +330,9 @@ class KVCacheManager(CacheCore):
             CommitResult.
 
         Raises:
-            InvalidInputError: A bad row, a key too short, a token that is negative or above 2^31 - 1, or a
-                key that contradicts the prefix that the row holds.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice, a token that is negative or above 2^31 - 1, or a key that
+                contradicts the prefix that the row holds.
         """
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
@@ -321,37 +340,45 @@ class KVCacheManager(CacheCore):
         self._state.plane.apply(ranges, rows, states=moved, row_state=self.rows.state)
         return result
 
+    @exclusive
     def finish(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
-        """Commit, free the rest, unlock, and return the rows. Arguments and errors as for `commit`."""
+        """Commit, free the rest, unlock, and return the rows. Arguments and errors as for `commit`.
+
+        A stop token that is found a step late is a shorter key: what was computed behind it is freed.
+        """
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
         ranges, result, _ = self._insert(rows, keys, requests, hints)
         self._end(rows, ranges)
         return result
 
+    @exclusive
     def retract(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> MatchBatch:
         """Commit what is computed and end the rows, so that the requests can be resumed.
 
         Returns:
-            A match of the computed tokens, to pass as `previous` when the requests are matched again.
+            A match of the computed tokens that the key covers, to pass as `previous` when the requests are
+            matched again.
 
         Arguments and errors as for `commit`.
         """
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
-        computed = self.rows.computed_len[rows].astype(np.int64)
+        known = np.minimum(self.rows.computed_len[rows], keys.lens)
         handles = self.rows.handles[rows]
         ranges, _, _ = self._insert(rows, keys, requests, hints)
         prefix = self.tree.prefix_hints(self.rows.receipts[rows])
         self._end(rows, ranges)
-        results = self.tree.match(keys.tokens, keys.starts, computed, handles, prefix, touch=False)
+        results = self.tree.match(keys.tokens, keys.starts, known, handles, prefix, touch=False)
         return MatchBatch(results, handles, self.tree)
 
+    @exclusive
     def abort(self, rows: Any) -> None:
         """End rows without inserting anything: free their own pages, unlock, return the rows.
 
         Raises:
-            InvalidInputError: A bad row.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice.
         """
         rows = self._rows(rows)
         self._end(rows, NO_RANGES)

@@ -6,21 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from kvcache.checks import INT32, as_int_array, check_type
+from kvcache.checks import INT64, as_int_array, check_type
 from kvcache.compiled import compiled
 from kvcache.config import CacheConfig
-from kvcache.errors import InvalidInputError
+from kvcache.errors import InvalidInputError, ReceiptError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.rows import (
     BRANCH,
     COMPUTED,
     FRONTIER,
+    HANDLE_BITS,
+    ROW_MASK,
     Int32Array,
     Int64Array,
     Rows,
+    find_rows,
     first_bad_len,
-    first_bad_row,
-    key_end,
+    key_units,
+    resend_end,
 )
 from kvcache.tree import insert as i
 from kvcache.tree.radix_tree import RadixTree
@@ -29,12 +32,31 @@ _NO_HINTS = np.zeros(0, np.int64)
 
 
 def running_rows(rows: Rows, given: Any) -> Int32Array:
-    """Return `given` as int32 rows, or raise InvalidInputError unless all are running, each named once."""
-    array = as_int_array("rows", given, dtype=INT32)
-    bad = first_bad_row(rows.state, array)
+    """Return the rows, int32, of the handles `given`.
+
+    Raises:
+        ReceiptError: A handle was never given out, or its request has ended.
+        InvalidInputError: `given` is no 1-D array of ints, or names a row twice.
+    """
+    handles = as_int_array("rows", given, dtype=INT64)
+    found = np.empty(handles.size, np.int32)
+    bad = find_rows(rows.state, handles, found)
     if bad >= 0:
-        raise InvalidInputError(f"rows[{bad}] must be a running row, once; got {array[bad]}")
-    return array
+        _refuse_handle(rows, handles, bad)
+    return found
+
+
+def _refuse_handle(rows: Rows, handles: Int64Array, bad: int) -> None:
+    handle = int(handles[bad])
+    row, generation = handle & ROW_MASK, handle >> HANDLE_BITS
+    if handle in handles[:bad]:
+        raise InvalidInputError(f"rows[{bad}] must be named once, got handle {handle} again")
+    reason = "it was never given out"
+    if row < rows.active.size and 0 < generation < rows.generation[row]:
+        reason = f"its request, the {generation}. in row {row}, has ended"
+    raise ReceiptError(
+        f"rows[{bad}] must be the handle of a running request, got {handle}: {reason}"
+    )
 
 
 def check_lens(
@@ -67,26 +89,24 @@ def fill_requests(
     bigram: bool,
     keeps_branches: bool,
     requests: Int64Array,
-) -> int:
-    """Fill the requests of an insert; return the first whose key is shorter than its computed tokens, or -1.
+) -> None:
+    """Fill the requests of an insert: what is computed and covered by the key.
 
     `hint_indptr` is [n + 1], or empty where hints have no use.
     """
     for b in range(rows.shape[0]):
         r = rows[b]
-        computed = state[COMPUTED, r]
-        if lens[b] < computed:
-            return b
+        units = key_units(min(np.int64(state[COMPUTED, r]), lens[b]), bigram)
         requests[b, i.AT] = starts[b]
         requests[b, i.KEY_LEN] = lens[b]
-        requests[b, i.INSERT_END] = key_end(computed, page_size, bigram) // page_size
+        requests[b, i.INSERT_END] = units // page_size
+        requests[b, i.RESEND_END] = resend_end(units, page_size) // page_size
         requests[b, i.FRONTIER] = state[FRONTIER, r] // page_size
         requests[b, i.BRANCH_AT] = state[BRANCH, r] if keeps_branches else -1
         requests[b, i.RECEIPT] = receipts[r]
         requests[b, i.HINT_FROM] = hint_indptr[b] if hint_indptr.shape[0] > 0 else 0
         requests[b, i.HINT_TO] = hint_indptr[b + 1] if hint_indptr.shape[0] > 0 else 0
         requests[b, i.MATCHED_END] = 0
-    return -1
 
 
 def insert_requests(
@@ -100,8 +120,8 @@ def insert_requests(
     """Check the arguments of a call that inserts; return its requests, [n, NUM_REQUEST] (tree/insert.py).
 
     Raises:
-        InvalidInputError: A key is shorter than what its row computed, contradicts the prefix that the row
-            holds, or has a token outside [0, 2^31); or a batch size is wrong.
+        InvalidInputError: A key contradicts the prefix that the row holds, or has a token outside
+            [0, 2^31); or a batch size is wrong.
     """
     check_type("keys", keys, KeyBatch)
     if len(keys) != given.size:
@@ -114,7 +134,7 @@ def insert_requests(
         if config.keeps_hints:
             indptr = hints.indptr
     requests = np.empty((given.size, i.NUM_REQUEST), np.int64)
-    b = fill_requests(
+    fill_requests(
         rows.state,
         rows.receipts,
         given,
@@ -126,12 +146,7 @@ def insert_requests(
         config.keeps_branches,
         requests,
     )
-    if b >= 0:
-        raise InvalidInputError(
-            f"keys[{b}] must have at least computed_len ({rows.computed_len[given[b]]}) tokens, "
-            f"got {keys.lens[b]}"
-        )
-    b, token = tree.first_bad_key(keys.tokens, requests)
+    b, token = tree.first_bad_key(keys.tokens, requests, whole=config.debug)
     if b >= 0:
         raise InvalidInputError(
             f"keys[{b}] must repeat the prefix of row {given[b]} and hold tokens in [0, 2^31), "

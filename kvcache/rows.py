@@ -13,8 +13,13 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 # fields of `state`, int32 [NUM_STATE, max_rows]; the first four as in kernels/layout.py, tokens
-COMPUTED, ALLOCATED, OWNED, FRONTIER, BRANCH, SWA_HELD, ACTIVE, MARK = range(8)
-NUM_STATE = 8
+COMPUTED, ALLOCATED, OWNED, FRONTIER, BRANCH, SWA_HELD, ACTIVE, MARK, GENERATION = range(9)
+NUM_STATE = 9
+
+# a handle is GENERATION << 32 | row, int64: generations begin at 1, so that no small number is one
+HANDLE_BITS = 32
+ROW_MASK = (1 << HANDLE_BITS) - 1
+_MOST_GENERATIONS = 2**31 - 1
 
 
 class Rows:
@@ -27,6 +32,7 @@ class Rows:
         frontier: [max_rows] int32, tokens; SWA of the row's own pages below it is freed.
         branch_len: [max_rows] int32, fork that the match found, -1 = none.
         active: [max_rows] int32, 1 = a request runs in the row.
+        generation: [max_rows] int32, >= 1, counts up when a request leaves the row.
         receipts: [max_rows] int64, the lock on the row's prefix.
         handles: [max_rows] int64, the row's namespace.
     """
@@ -39,6 +45,8 @@ class Rows:
         self.frontier = self.state[FRONTIER]
         self.branch_len = self.state[BRANCH]
         self.active = self.state[ACTIVE]
+        self.generation = self.state[GENERATION]
+        self.generation[:] = 1
         self.receipts: Int64Array = np.zeros(config.max_rows, np.int64)
         self.handles: Int64Array = np.zeros(config.max_rows, np.int64)
         # a stack: row 0 is taken first, the row freed last is taken next
@@ -51,23 +59,43 @@ class Rows:
         self.num_free -= num
         return rows
 
+    def handles_of(self, rows: Int32Array) -> Int64Array:
+        """Return the handles of running rows: GENERATION << 32 | row."""
+        return self.generation[rows].astype(np.int64) << HANDLE_BITS | rows
+
+    def running(self) -> Int64Array:
+        """Return the handles of all running rows, in the order of the rows."""
+        return self.handles_of(np.flatnonzero(self.active).astype(np.int32))
+
+    def reset(self) -> None:
+        """End all requests."""
+        self.give_back(np.flatnonzero(self.active).astype(np.int32))
+        self._free[:] = np.arange(self._free.size - 1, -1, -1)
+
     def give_back(self, rows: Int32Array) -> None:
-        """Free rows: all their state becomes 0."""
+        """Free rows: all their state becomes 0, and their handles mean nothing any more."""
         clear_rows(self.state, self._free, self.num_free, rows)
         self.num_free += rows.size
 
 
 @compiled
-def first_bad_row(state: Int32Array, rows: Int32Array) -> int:
-    """Return the index of the first row that is out of range, not active, or named twice; -1: none."""
+def find_rows(state: Int32Array, handles: Int64Array, rows: Int32Array) -> int:
+    """Write the row of each handle; return the index of the first that is of no running row, or comes twice.
+
+    -1: none. A handle that came before has its row in `rows[:bad]`.
+    """
     bad = -1
     seen = 0
-    for i in range(rows.shape[0]):
-        r = rows[i]
-        if r < 0 or r >= state.shape[1] or state[ACTIVE, r] == 0 or state[MARK, r] != 0:
+    for i in range(handles.shape[0]):
+        r = handles[i] & ROW_MASK
+        if r >= state.shape[1] or state[GENERATION, r] != handles[i] >> HANDLE_BITS:
+            bad = i
+            break
+        if state[ACTIVE, r] == 0 or state[MARK, r] != 0:
             bad = i
             break
         state[MARK, r] = 1
+        rows[i] = r
         seen += 1
     for i in range(seen):
         state[MARK, rows[i]] = 0
@@ -124,10 +152,11 @@ def start_rows(
 
 @compiled
 def clear_rows(state: Int32Array, free: Int32Array, num_free: int, rows: Int32Array) -> None:
-    """Zero the state of rows and put them on the free stack."""
+    """Zero the state of rows, end their generation, and put them on the free stack."""
     for i in range(rows.shape[0]):
-        for field in range(state.shape[0]):
+        for field in range(GENERATION):
             state[field, rows[i]] = 0
+        state[GENERATION, rows[i]] = state[GENERATION, rows[i]] % _MOST_GENERATIONS + 1
         free[num_free + i] = rows[i]
 
 
@@ -160,22 +189,32 @@ def note_inserted(
 
 
 @compiled
-def key_end(computed: int, page_size: int, bigram: bool) -> int:
-    """Return how many tokens of `computed` a commit can insert: whole pages of key units."""
-    units = max(computed - 1, 0) if bigram else computed
-    return units // page_size * page_size
+def key_units(tokens: int, bigram: bool) -> int:
+    """Return the units of a key over `tokens` tokens: a bigram needs the token after it."""
+    return max(tokens - 1, 0) if bigram else tokens
+
+
+@compiled
+def resend_end(units: int, page_size: int) -> int:
+    """Return what the same key can reuse when it comes again without its last unit: whole pages."""
+    return max(units - 1, 0) // page_size * page_size
 
 
 @compiled
 def frontier_of(computed: int, page_size: int, keep: int, bigram: bool) -> int:
     """Return the frontier for `computed` tokens: SWA below it is no longer needed.
 
-    P = 4, W = 6, 27 computed:   key_end = 24, 24 - 6 = 18, floored to the page: 16
+    The key may come again without its last unit, as a prompt that is sent again: a window stays for both.
 
-        pages   0...3  4...7  8..11 12..15 16..19 20..23 24..26
-        SWA     freed  freed  freed freed  [kept   kept ] (partial page)
+    P = 4, W = 6, 28 computed:   resend_end = 24, 24 - 6 = 18, floored to the page: 16
+
+        pages   0...3  4...7  8..11 12..15 16..19 20..23 24..27
+        SWA     freed  freed  freed freed  [kept   kept   kept ]
+                                           [ W before 24 ]
+                                                  [ W before 28 ]
     """
-    return max(key_end(computed, page_size, bigram) - keep, 0) // page_size * page_size
+    last = resend_end(key_units(computed, bigram), page_size)
+    return max(last - keep, 0) // page_size * page_size
 
 
 @compiled

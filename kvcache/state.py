@@ -97,6 +97,17 @@ class CacheState:
         self.evicted_swa += freed_swa
         return ranges
 
+    def reset(self) -> None:
+        """End all rows and free all pages, on host and device."""
+        if self.closed:
+            raise ClosedError("the manager was closed")
+        if self.stepping:
+            raise InvalidInputError("reset must wait until DecodeStep.running is left")
+        self.rows.reset()
+        self.tree.reset()
+        self.plane.reset()
+        self.broken = None
+
 
 def state_of(cache: Any) -> CacheState:
     """Return the state of a manager, or raise InvalidInputError if `cache` is none."""

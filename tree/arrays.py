@@ -12,7 +12,7 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | CHILDREN   | number of child nodes                            | 0 = leaf                               |
 | CHILD      | XOR of the child nodes                           | so the only child where CHILDREN = 1   |
 | FULL_LOCKS | locks whose path includes the node               | parent's >= child's; roots count too   |
-| SWA_LOCKS  | locks whose trailing window includes the node    | <= FULL_LOCKS; SPARE, RUN: no node     |
+| SWA_LOCKS  | locks whose trailing window includes the node    | <= FULL_LOCKS; SPARE, RUN, JOINED: no node |
 | LIVE       | 1: every page has an SWA page; 0: tombstone      | 0 everywhere without an SWA pool       |
 | FULL_PREV  | next more recent node of the Full recency list   | OUT = not in the list: locked, a root  |
 | FULL_NEXT  | next less recent node                            | a node comes after its ancestors       |
@@ -25,7 +25,9 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 
 A spare record has SWA_LOCKS = SPARE. A run of free slots uses a record too (SWA_LOCKS = RUN): START and
 PAGES are the run, FULL_PREV and FULL_NEXT link runs of one size class. Nodes and runs cover disjoint slots,
-so `slots + roots` records always suffice.
+so `slots + roots` records always suffice. A record whose node was joined with the one below has SWA_LOCKS =
+JOINED until it is used again: CHILD is the node that has its pages now and HASH that node's GEN, so (node,
+GEN) of before still finds them (join.py); PARENT is the next such record.
 
 Token slab: `tokens`, int32 `[slots * P]`. Slot s holds P units from s * P on: unit i of a plain key is token
 i; of a bigram key it is token i + 1 (token i is unit i - 1's, or HEAD). Tokens are >= 0. The first and the
@@ -54,6 +56,7 @@ NO_NODE = 0
 OUT = -1
 SPARE = -1
 RUN = -2
+JOINED = -3
 
 (
     PARENT,
@@ -88,6 +91,9 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_NODES,  # nodes but roots
     M_BUMP,  # records ever used
     M_SPARE,  # first spare record, 0 = none
+    M_JOINED,  # first and last record that was joined with the node below, oldest first
+    M_JOINED_LAST,
+    M_NUM_JOINED,  # records between the two; 0 = none
     M_SLAB_TOP,  # slots below it were used at least once
     M_SLAB_SIZE,  # slots
     M_TABLE_MASK,  # slots of the child table - 1
@@ -102,7 +108,7 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_LOG_LOST,  # bits LOST_*: what the log does not tell (changes.py)
     M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
     M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
-) = range(20)
+) = range(23)
 NUM_RUN_CLASSES = 31
 NUM_META = M_RUN_HEAD + NUM_RUN_CLASSES
 

@@ -1,6 +1,7 @@
 """Invariants of the tree, numbered; for tests, `validate` and benchmarks, never for the hot path.
 
-T1  every record is the null node, a root, a node, a run of free slots, or spare; spare ones are linked
+T1  every record is the null node, a root, a node, a run of free slots, spare, or joined with the node below;
+    spare and joined ones are linked
 T2  CHILDREN, CHILD, DEPTH and PAGES agree along every edge
 T3  nodes and runs cover the used slots exactly once; no two runs touch
 T4  every node can be found under its parent; nothing else is filed
@@ -34,7 +35,7 @@ def check_tree(tree: RadixTree) -> None:
     _check_tokens(tree, nodes)
 
 
-_NULL, _ROOT, _NODE, _RUN, _SPARE = range(5)
+_NULL, _ROOT, _NODE, _RUN, _SPARE, _JOINED = range(6)
 
 
 def _require(holds: bool, name: str, detail: str = "") -> None:
@@ -49,12 +50,20 @@ def _check_records(tree: RadixTree) -> np.ndarray:
     kinds[nodes[a.PARENT, :bump] == 0] = _ROOT
     kinds[nodes[a.SWA_LOCKS, :bump] == a.SPARE] = _SPARE
     kinds[nodes[a.SWA_LOCKS, :bump] == a.RUN] = _RUN
+    kinds[nodes[a.SWA_LOCKS, :bump] == a.JOINED] = _JOINED
     kinds[0] = _NULL
     spare, n = set(), int(meta[a.M_SPARE])
     while n != 0 and n not in spare:
         spare.add(n)
         n = int(nodes[a.PARENT, n])
     _require(n == 0 and spare == set(np.flatnonzero(kinds == _SPARE).tolist()), "T1 spare list")
+    joined: list[int] = []
+    n = int(meta[a.M_JOINED])
+    while len(joined) < int(meta[a.M_NUM_JOINED]):
+        joined.append(n)
+        n = int(nodes[a.PARENT, n])
+    _require(sorted(joined) == np.flatnonzero(kinds == _JOINED).tolist(), "T1 joined list")
+    _require(not joined or joined[-1] == int(meta[a.M_JOINED_LAST]), "T1 end of the joined list")
     roots = int((kinds == _ROOT).sum())
     _require(roots == tree.num_roots, "T1 roots", f"{roots} records, {tree.num_roots} counted")
     return kinds

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvcache.compiled import compiled
 from kvcache.tree.arrays import (
+    CHILD,
     DEPTH,
     HEAD,
     LIVE,
@@ -28,6 +29,7 @@ from kvcache.tree.arrays import (
     PAGES,
     PARENT,
     START,
+    SWA_LOCKS,
     Int32Array,
     Int64Array,
     TokenArray,
@@ -35,6 +37,7 @@ from kvcache.tree.arrays import (
 from kvcache.tree.changes import note_tokens
 from kvcache.tree.children import find_child
 from kvcache.tree.edges import file_node, make_live, new_node, split
+from kvcache.tree.join import are_alike, join
 from kvcache.tree.lock import lock_full, lock_swa, unlock_swa
 from kvcache.tree.ranges import (
     ADOPT,
@@ -54,14 +57,15 @@ from kvcache.tree.windows import kept_windows, next_edge
     AT,  # first token of the key in the flat buffer
     KEY_LEN,  # tokens of the key
     INSERT_END,  # pages to insert; nothing to do where <= the pages that the lock covers
+    RESEND_END,  # pages that the same key without its last unit can reuse: a window ends there too
     FRONTIER,  # pages of the row below it have no SWA page
     BRANCH_AT,  # tokens, -1 = none: checkpoint found by the match
     RECEIPT,  # the row's lock; it moves to the new end
     HINT_FROM,  # first hint of the request
     HINT_TO,
     MATCHED_END,  # out: pages from the row's prefix on that the tree already had
-) = range(9)
-NUM_REQUEST = 9
+) = range(10)
+NUM_REQUEST = 10
 
 
 @compiled
@@ -72,8 +76,13 @@ def first_bad_key(
     locks: Int32Array,
     keys: TokenArray,
     requests: Int64Array,
+    whole: bool,
 ) -> tuple[int, int]:
     """Check that each key repeats the prefix that its lock covers and can be stored.
+
+    Args:
+        whole: Compare all of the prefix. Else only the last page of it that the key covers: re-reading a
+            prefix at every commit costs the square of its length over a prefill in chunks.
 
     Returns:
         (request, token): the first fault and the token of the key at or after which it lies; (-1, -1): none.
@@ -90,17 +99,21 @@ def first_bad_key(
             if not storable_tokens(keys, at + first - bigram, (end - owned) * page_size + bigram):
                 return b, first
         x = np.int64(locks[LOCK_NODE, k])
+        # tokens of the prefix that the key covers; it may be behind, or lack the last unit of a bigram
+        covered = min(owned * page_size, requests[b, KEY_LEN] - bigram)
+        lowest = np.int64(0) if whole else max(covered - 1, 0) // page_size * page_size
         while nodes[PARENT, x] != 0:
             first = np.int64(nodes[DEPTH, x]) * page_size
-            # a bigram key of just the computed tokens lacks the last unit of a prefix that it only names
-            units = requests[b, KEY_LEN] - bigram - first
-            n = max(min(np.int64(nodes[PAGES, x]) * page_size, units), 0)
-            start = np.int64(nodes[START, x]) * page_size
-            same = matching_tokens(slab, start, keys, at + first, n)
+            begin = max(first, lowest)
+            n = max(min(first + np.int64(nodes[PAGES, x]) * page_size, covered) - begin, 0)
+            start = np.int64(nodes[START, x]) * page_size + begin - first
+            same = matching_tokens(slab, start, keys, at + begin, n)
             if same < n:
-                return b, first + same + bigram
-            if n > 0 and first == 0 and bigram != 0 and keys[at - 1] != nodes[HEAD, x]:
+                return b, begin + same + bigram
+            if n > 0 and begin == 0 and bigram != 0 and keys[at - 1] != nodes[HEAD, x]:
                 return b, 0
+            if first <= lowest:
+                break
             x = np.int64(nodes[PARENT, x])
     return -1, -1
 
@@ -123,15 +136,14 @@ def _has_room(
     table: Int32Array,
     locks: Int32Array,
     requests: Int64Array,
-    hints: Int64Array,
     ranges: Int32Array,
-    ends: Int64Array,
+    marks: Int64Array,
 ) -> bool:
     pages, widest = insert_size(locks, requests)
     nodes = meta[M_NODES] + nodes_to_expect(pages, requests.shape[0])
     return (
         ranges.shape[0] >= 2 * pages + 4 * requests.shape[0]
-        and ends.shape[0] >= widest + hints.shape[0] + 2
+        and marks.shape[0] > widest
         and table.shape[0] >= 2 * nodes
         and table.shape[0] > meta[M_NODES] + pages + 8 * requests.shape[0]
     )
@@ -214,10 +226,12 @@ def _append(
 ) -> tuple[int, int]:
     """Append pages [page, end) of the row below `node`; return (ranges, last node)."""
     page_size = meta[M_PAGE_SIZE]
+    after = np.int64(nodes[START, node]) + nodes[PAGES, node]
     while page < end:
         i, stop, keep = next_edge(kept, num_kept, i, page, end)
         while page < stop:
-            start, got = take_slots(nodes, meta, slab, stop - page)
+            start, got = take_slots(nodes, meta, slab, stop - page, after)
+            after = start + got
             copy_tokens(slab, start * page_size, keys, at + page * page_size, got * page_size)
             note_tokens(meta, start, got)
             n = new_node(nodes, meta, node, start, got, page, head if page == 0 else -1)
@@ -245,7 +259,7 @@ def insert(
     hints: Int64Array,
     every: int,
     ranges: Int32Array,
-    ends: Int64Array,
+    marks: Int64Array,
     kept: Int64Array,
 ) -> int:
     """Insert a batch, strictly in order, and move each row's lock to its new end.
@@ -256,13 +270,13 @@ def insert(
         hints: Flat buffer of hints, tokens.
         every: Period of the periodic checkpoints, tokens; 0 = none.
         ranges: [capacity, 5], out; room for three ranges a page and four a request.
-        ends, kept: Scratch of `kept_windows`.
+        marks, kept: Scratch of `kept_windows`.
 
     Returns:
         -1: `table`, `ranges` or the scratch is too small, and nothing was done. Else the number of ranges.
         In each batch: first STORE, DROP_* and FREE_*, then ADOPT, then BIND may run.
     """
-    if not _has_room(meta, table, locks, requests, hints, ranges, ends):
+    if not _has_room(meta, table, locks, requests, ranges, marks):
         return -1
     page_size = meta[M_PAGE_SIZE]
     keep_pages = meta[M_KEEP_PAGES]
@@ -284,11 +298,12 @@ def insert(
             end,
             frontier,
             keep_pages,
+            requests[b, RESEND_END],
             requests[b, BRANCH_AT],
             every,
             page_size,
             hints[requests[b, HINT_FROM] : requests[b, HINT_TO]],
-            ends,
+            marks,
             kept,
         )
         i = 0
@@ -328,10 +343,14 @@ def insert(
         )
         node = np.int64(last)
         lock_full(nodes, meta, node, anchor)
-        first = lock_swa(nodes, meta, table, slab, node, end)
+        first = lock_swa(nodes, meta, table, slab, node, end, frontier)
         if locks[LOCK_SWA, k] < owned:
-            unlock_swa(nodes, meta, anchor, np.int64(locks[LOCK_SWA, k]))
+            unlock_swa(nodes, meta, table, anchor, np.int64(locks[LOCK_SWA, k]))
         locks[LOCK_NODE, k] = node
         locks[LOCK_END, k] = end
         locks[LOCK_SWA, k] = first
+        below = np.int64(nodes[CHILD, anchor])
+        # unlocking may have joined the two already
+        if nodes[SWA_LOCKS, anchor] >= 0 and below != 0 and are_alike(nodes, anchor, below):
+            join(nodes, meta, table, anchor, below)
     return num

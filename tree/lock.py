@@ -10,6 +10,8 @@ import numpy as np
 
 from kvcache.compiled import compiled
 from kvcache.tree.arrays import (
+    CHILD,
+    CHILDREN,
     DEPTH,
     FULL_LOCKS,
     LIVE,
@@ -31,7 +33,8 @@ from kvcache.tree.arrays import (
     Int64Array,
 )
 from kvcache.tree.edges import node_ending_at
-from kvcache.tree.match import REUSE, REUSE_NODE
+from kvcache.tree.join import are_alike, join, standing
+from kvcache.tree.match import REUSE, REUSE_GEN, REUSE_NODE
 from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
 
 
@@ -48,15 +51,24 @@ def lock_full(nodes: Int32Array, meta: Int64Array, node: int, above: int) -> Non
 
 
 @compiled
-def unlock_full(nodes: Int32Array, meta: Int64Array, node: int) -> None:
-    """Unlock the Full pages of the path; what nobody locks any more becomes the most recent."""
+def unlock_full(nodes: Int32Array, meta: Int64Array, table: Int32Array, node: int) -> None:
+    """Unlock the Full pages of the path; what nobody locks any more becomes the most recent.
+
+    Nodes that are alike then are joined.
+    """
     x = np.int64(node)
+    below = np.int64(nodes[CHILD, x]) if nodes[CHILDREN, x] == 1 else np.int64(0)
     while x != 0:
         nodes[FULL_LOCKS, x] -= 1
-        if nodes[FULL_LOCKS, x] == 0 and nodes[PARENT, x] != 0:
+        parent = np.int64(nodes[PARENT, x])
+        if nodes[FULL_LOCKS, x] == 0 and parent != 0:
             meta[M_FULL_LOCKED] -= nodes[PAGES, x]
             push_full(nodes, x, 0)
-        x = np.int64(nodes[PARENT, x])
+        if below != 0 and are_alike(nodes, x, below):
+            join(nodes, meta, table, x, below)
+        else:
+            below = x
+        x = parent
 
 
 @compiled
@@ -67,9 +79,10 @@ def lock_swa(
     slab: Int32Array,
     node: int,
     end: int,
+    frontier: int,
 ) -> int:
-    """Lock the SWA of the window that ends with `node` at page `end`; return its first page."""
-    first = max(end - meta[M_KEEP_PAGES], 0)
+    """Lock the SWA of the window before `end`, where `node` ends, from `frontier` on; return its start."""
+    first = max(end - meta[M_KEEP_PAGES], min(frontier, end), 0)
     if first > 0 and first < end:
         node_ending_at(nodes, meta, table, slab, node, first)
     x = np.int64(node)
@@ -83,10 +96,16 @@ def lock_swa(
 
 
 @compiled
-def unlock_swa(nodes: Int32Array, meta: Int64Array, node: int, first: int) -> None:
-    """Unlock the SWA from page `first` to the end of `node`; what nobody locks becomes the most recent."""
+def unlock_swa(
+    nodes: Int32Array, meta: Int64Array, table: Int32Array, node: int, first: int
+) -> None:
+    """Unlock the SWA from page `first` to the end of `node`; what nobody locks becomes the most recent.
+
+    Nodes that are alike then are joined.
+    """
     x = np.int64(node)
     after = np.int64(0)
+    below = np.int64(nodes[CHILD, x]) if nodes[CHILDREN, x] == 1 else np.int64(0)
     while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= first:
         nodes[SWA_LOCKS, x] -= 1
         if nodes[SWA_LOCKS, x] == 0 and nodes[LIVE, x] != 0:
@@ -94,7 +113,15 @@ def unlock_swa(nodes: Int32Array, meta: Int64Array, node: int, first: int) -> No
             if nodes[SWA_PREV, x] == OUT:
                 push_swa(nodes, x, after)
                 after = x
-        x = np.int64(nodes[PARENT, x])
+        parent = np.int64(nodes[PARENT, x])
+        if below != 0 and are_alike(nodes, x, below):
+            join(nodes, meta, table, x, below)
+            after = below if after == x else after
+        else:
+            below = x
+        x = parent
+    if below != 0 and are_alike(nodes, x, below):
+        join(nodes, meta, table, x, below)
 
 
 @compiled
@@ -133,11 +160,12 @@ def lock_matched(
     """Lock the reusable prefix of each request in `index` of a match; write a receipt for each."""
     page_size = meta[M_PAGE_SIZE]
     for i in range(index.shape[0]):
-        anchor = np.int64(results[REUSE_NODE, index[i]])
+        # a node may have been joined with the one below since the match
+        anchor = standing(nodes, results[REUSE_NODE, index[i]], results[REUSE_GEN, index[i]])
         end = np.int64(results[REUSE, index[i]]) // page_size
         n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
         lock_full(nodes, meta, n, 0)
-        first = lock_swa(nodes, meta, table, slab, n, end)
+        first = lock_swa(nodes, meta, table, slab, n, end, 0)
         meta[M_LOCKS_FREE] -= 1
         k = np.int64(free_locks[meta[M_LOCKS_FREE]])
         locks[LOCK_NODE, k] = n
@@ -150,6 +178,7 @@ def lock_matched(
 def unlock(
     nodes: Int32Array,
     meta: Int64Array,
+    table: Int32Array,
     locks: Int32Array,
     free_locks: Int32Array,
     receipts: Int64Array,
@@ -166,8 +195,8 @@ def unlock(
         k = receipts[i] & 0xFFFFFFFF
         n = np.int64(locks[LOCK_NODE, k])
         if locks[LOCK_SWA, k] < locks[LOCK_END, k]:
-            unlock_swa(nodes, meta, n, locks[LOCK_SWA, k])
-        unlock_full(nodes, meta, n)
+            unlock_swa(nodes, meta, table, n, locks[LOCK_SWA, k])
+        unlock_full(nodes, meta, table, n)
         locks[LOCK_NODE, k] = 0
         locks[LOCK_GEN, k] += 2
         free_locks[meta[M_LOCKS_FREE]] = k
@@ -177,7 +206,11 @@ def unlock(
 
 @compiled
 def release_swa(
-    nodes: Int32Array, meta: Int64Array, locks: Int32Array, receipts: Int64Array
+    nodes: Int32Array,
+    meta: Int64Array,
+    table: Int32Array,
+    locks: Int32Array,
+    receipts: Int64Array,
 ) -> int:
     """Release the SWA part of locks early, in order; a second time it changes nothing.
 
@@ -190,6 +223,6 @@ def release_swa(
     for i in range(receipts.shape[0]):
         k = receipts[i] & 0xFFFFFFFF
         if locks[LOCK_SWA, k] < locks[LOCK_END, k]:
-            unlock_swa(nodes, meta, np.int64(locks[LOCK_NODE, k]), locks[LOCK_SWA, k])
+            unlock_swa(nodes, meta, table, np.int64(locks[LOCK_NODE, k]), locks[LOCK_SWA, k])
             locks[LOCK_SWA, k] = locks[LOCK_END, k]
     return -1

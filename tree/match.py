@@ -29,6 +29,7 @@ from kvcache.tree.arrays import (
     TokenArray,
 )
 from kvcache.tree.children import find_child
+from kvcache.tree.join import standing
 from kvcache.tree.roots import is_root
 from kvcache.tree.tokens import matching_tokens
 
@@ -146,8 +147,8 @@ def match(
         run = np.int64(1) << 40
         climb = False
         if hinted:
-            hint = np.int64(hints[FULL_NODE, b])
-            if nodes[GEN, hint] == hints[FULL_GEN, b]:
+            hint = standing(nodes, hints[FULL_NODE, b], hints[FULL_GEN, b])
+            if hint != 0:
                 known = np.int64(hints[FULL_HIT, b]) // page_size
                 node, pos, go = _resume(nodes, meta, slab, keys, at, pages, hint, known)
                 climb = True
@@ -178,6 +179,17 @@ def match(
 
 
 @compiled
+def stand(nodes: Int32Array, results: Int32Array) -> None:
+    """Make FULL_NODE what it is now; a request whose full hit has lost a page hits nothing any more."""
+    for b in range(results.shape[1]):
+        n = standing(nodes, results[FULL_NODE, b], results[FULL_GEN, b])
+        if n == 0:
+            results[:, b] = 0
+        else:
+            results[FULL_NODE, b] = n
+
+
+@compiled
 def still_holds(
     nodes: Int32Array, meta: Int64Array, results: Int32Array, index: Int64Array, handles: Int64Array
 ) -> int:
@@ -189,8 +201,8 @@ def still_holds(
     keep = meta[M_KEEP_PAGES]
     for i in range(index.shape[0]):
         b = index[i]
-        n = np.int64(results[REUSE_NODE, b])
-        if nodes[GEN, n] != results[REUSE_GEN, b] or not is_root(nodes, handles[b]):
+        n = standing(nodes, results[REUSE_NODE, b], results[REUSE_GEN, b])
+        if n == 0 or not is_root(nodes, handles[b]):
             return b
         end = np.int64(results[REUSE, b]) // page_size
         if end > 0 and reusable(nodes, keep, n, end)[0] != end:

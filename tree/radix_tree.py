@@ -18,11 +18,13 @@ from kvcache.tree.match import (
     FULL_NODE,
     NUM_RESULTS,
     REUSE,
+    REUSE_GEN,
     REUSE_NODE,
+    stand,
     still_holds,
 )
 from kvcache.tree.ranges import RANGE_WIDTH
-from kvcache.tree.roots import drop_root, first_bad_handle, new_root
+from kvcache.tree.roots import drop_root, first_bad_handle, new_root, reset
 from kvcache.tree.touch import NUM_NOTE, apply_touches, match_and_note, note_touches
 
 _NO_HINTS = np.zeros((NUM_RESULTS, 0), np.int32)
@@ -79,7 +81,7 @@ class RadixTree:
         self.meta[a.M_LOCKS_FREE] = max_locks
         self.notes: Int32Array = np.zeros((1024, NUM_NOTE), np.int32)
         self._ranges: Int32Array = np.zeros((1024, RANGE_WIDTH), np.int32)
-        self._ends: Int64Array = np.zeros(1024, np.int64)
+        self._marks: Int64Array = np.zeros(1024, np.int64)
         self._kept: Int64Array = np.zeros((1024, 2), np.int64)
 
     # -- sizes ---------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class RadixTree:
         records = int(self.meta[a.M_BUMP]) * a.NUM_FIELDS * 4
         tokens = int(self.meta[a.M_SLAB_TOP] * self.meta[a.M_PAGE_SIZE]) * 4
         rest = (self.meta, self.table, self.locks, self.free_locks, self.notes)
-        scratch = (self._ranges, self._ends, self._kept)
+        scratch = (self._ranges, self._marks, self._kept)
         return records + tokens + sum(x.nbytes for x in rest + scratch)
 
     def log_changes(self, room: int) -> None:
@@ -171,6 +173,11 @@ class RadixTree:
         self.num_roots -= 1
         return ranges[:num], full, swa
 
+    def reset(self) -> None:
+        """Remove all nodes and locks; namespaces stay, and whatever named a node or a lock is stale."""
+        self.table[:] = 0
+        reset(self.nodes, self.meta, self.locks, self.free_locks)
+
     # -- match ---------------------------------------------------------------------------------------------
 
     def match(
@@ -209,8 +216,8 @@ class RadixTree:
 
     def touch_matched(self, results: Int32Array) -> None:
         """Touch what an earlier match found, as far as it still stands; as of the next change of the tree."""
-        holds = self.nodes[a.GEN, results[FULL_NODE]] == results[FULL_GEN]
-        noted = np.where(holds, results, 0).astype(np.int32)
+        noted = results.copy()
+        stand(self.nodes, noted)
         self._room_for_notes(results.shape[1])
         note_touches(self.meta, noted, self.notes)
 
@@ -241,6 +248,7 @@ class RadixTree:
         """
         found = np.zeros((NUM_RESULTS, anchors.shape[0]), np.int32)
         found[REUSE_NODE] = anchors
+        found[REUSE_GEN] = self.nodes[a.GEN, anchors]
         found[REUSE] = ends * self.meta[a.M_PAGE_SIZE]
         return self.lock_matched(found, np.arange(anchors.shape[0]))[0]
 
@@ -279,7 +287,7 @@ class RadixTree:
         if self.meta.item(a.M_TOUCHES):
             _require_good(receipts, first_bad_receipt(self.locks, receipts))
             self._settle()
-        bad = unlock(self.nodes, self.meta, self.locks, self.free_locks, receipts)
+        bad = unlock(self.nodes, self.meta, self.table, self.locks, self.free_locks, receipts)
         _require_good(receipts, bad)
 
     def release_swa(self, receipts: Int64Array) -> None:
@@ -287,7 +295,7 @@ class RadixTree:
         if self.meta.item(a.M_TOUCHES):
             _require_good(receipts, first_bad_receipt(self.locks, receipts))
             self._settle()
-        bad = release_swa(self.nodes, self.meta, self.locks, receipts)
+        bad = release_swa(self.nodes, self.meta, self.table, self.locks, receipts)
         _require_good(receipts, bad)
 
     def prefix_hints(self, receipts: Int64Array) -> Int32Array:
@@ -301,9 +309,16 @@ class RadixTree:
 
     # -- insert, evict -------------------------------------------------------------------------------------
 
-    def first_bad_key(self, keys: TokenArray, requests: Int64Array) -> tuple[int, int]:
-        """Return (request, token) of the first key that contradicts its locked prefix or cannot be stored."""
-        b, token = first_bad_key(self.nodes, self.meta, self.tokens, self.locks, keys, requests)
+    def first_bad_key(
+        self, keys: TokenArray, requests: Int64Array, *, whole: bool = True
+    ) -> tuple[int, int]:
+        """Return (request, token) of the first key that contradicts its locked prefix or cannot be stored.
+
+        Without `whole`, only the last page of the prefix is compared.
+        """
+        b, token = first_bad_key(
+            self.nodes, self.meta, self.tokens, self.locks, keys, requests, whole
+        )
         return int(b), int(token)
 
     def insert(
@@ -313,7 +328,7 @@ class RadixTree:
         self._settle()
         num = self._insert(keys, requests, hints, every)
         if num < 0:
-            self._room_for_insert(requests, hints)
+            self._room_for_insert(requests)
             num = self._insert(keys, requests, hints, every)
         return self._ranges[:num]
 
@@ -329,20 +344,20 @@ class RadixTree:
             hints,
             every,
             self._ranges,
-            self._ends,
+            self._marks,
             self._kept,
         )
 
-    def _room_for_insert(self, requests: Int64Array, hints: Int64Array) -> None:
+    def _room_for_insert(self, requests: Int64Array) -> None:
         pages, widest = insert_size(self.locks, requests)
         num = requests.shape[0]
         self._room_for_ranges(2 * pages + 4 * num)
         self._room_for_nodes(nodes_to_expect(pages, num))
         if self.table.shape[0] <= self.num_nodes + pages + 8 * num:
             self._room_for_nodes(pages + 8 * num)
-        if self._ends.shape[0] < widest + hints.shape[0] + 2:
-            self._ends = np.zeros(2 * (widest + hints.shape[0] + 2), np.int64)
-            self._kept = np.zeros((self._ends.shape[0], 2), np.int64)
+        if self._marks.shape[0] <= widest:
+            self._marks = np.zeros(2 * widest + 2, np.int64)
+            self._kept = np.zeros((self._marks.shape[0], 2), np.int64)
 
     def evict(self, full_pages: int, swa_pages: int) -> tuple[Int32Array, int, int]:
         """Free what is unlocked, least recent first (evict.py); return (ranges, Full pages, SWA pages)."""

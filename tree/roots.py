@@ -10,21 +10,43 @@ from kvcache.tree.arrays import (
     CHILDREN,
     DEPTH,
     FULL_LOCKS,
+    FULL_NEXT,
     FULL_PREV,
     GEN,
     HEAD,
     LIVE,
+    LOCK_GEN,
+    LOCK_NODE,
+    M_BUMP,
+    M_FULL_LOCKED,
+    M_FULL_PAGES,
+    M_JOINED,
+    M_JOINED_LAST,
+    M_LOCKS_FREE,
+    M_LOG_LOST,
+    M_LOG_ROOM,
+    M_NODES,
+    M_NUM_JOINED,
+    M_RUN_CLASSES,
+    M_RUN_HEAD,
+    M_SLAB_TOP,
+    M_SPARE,
+    M_SWA_LOCKED,
+    M_SWA_PAGES,
+    M_TOUCHES,
     NO_NODE,
+    NUM_RUN_CLASSES,
     OUT,
     PAGES,
     PARENT,
     START,
     SWA_LOCKS,
+    SWA_NEXT,
     SWA_PREV,
     Int32Array,
     Int64Array,
 )
-from kvcache.tree.changes import note_node
+from kvcache.tree.changes import LOST_ALL, note_node
 from kvcache.tree.evict import cut
 from kvcache.tree.slab import new_record, spare_record
 
@@ -48,6 +70,41 @@ def new_root(nodes: Int32Array, meta: Int64Array) -> int:
     nodes[HEAD, root] = -1
     note_node(nodes, meta, root)
     return root
+
+
+@compiled
+def reset(nodes: Int32Array, meta: Int64Array, locks: Int32Array, free_locks: Int32Array) -> None:
+    """Remove all nodes, runs and locks but the roots; the child table must be empty already."""
+    meta[M_SPARE] = 0
+    meta[M_JOINED] = 0
+    meta[M_JOINED_LAST] = 0
+    meta[M_NUM_JOINED] = 0
+    for n in range(meta[M_BUMP] - 1, 0, -1):
+        if nodes[SWA_LOCKS, n] >= 0 and nodes[PARENT, n] == 0:
+            nodes[CHILDREN, n] = 0
+            nodes[CHILD, n] = 0
+            nodes[FULL_LOCKS, n] = 0
+            nodes[SWA_LOCKS, n] = 0
+            note_node(nodes, meta, n)
+        else:
+            spare_record(nodes, meta, n)
+    for list_end in (FULL_PREV, FULL_NEXT, SWA_PREV, SWA_NEXT):
+        nodes[list_end, NO_NODE] = NO_NODE
+    for count in (M_NODES, M_FULL_PAGES, M_SWA_PAGES, M_FULL_LOCKED, M_SWA_LOCKED, M_TOUCHES):
+        meta[count] = 0
+    meta[M_SLAB_TOP] = 0
+    meta[M_RUN_CLASSES] = 0
+    for c in range(NUM_RUN_CLASSES):
+        meta[M_RUN_HEAD + c] = 0
+    num_locks = locks.shape[1]
+    for k in range(num_locks):
+        if locks[LOCK_NODE, k] != 0:
+            locks[LOCK_NODE, k] = 0
+            locks[LOCK_GEN, k] += 2
+        free_locks[k] = num_locks - 1 - k
+    meta[M_LOCKS_FREE] = num_locks
+    if meta[M_LOG_ROOM] > 0:
+        meta[M_LOG_LOST] |= LOST_ALL
 
 
 @compiled

@@ -14,6 +14,8 @@ from kvcache.tree.arrays import (
     FULL_PREV,
     GEN,
     M_BUMP,
+    M_JOINED,
+    M_NUM_JOINED,
     M_PAGE_SIZE,
     M_RUN_CLASSES,
     M_RUN_HEAD,
@@ -32,14 +34,20 @@ from kvcache.tree.arrays import (
 
 # Runs of the next smaller class that are looked at before a longer piece of fresh slab is taken.
 _LOOKS = 8
+# Records of joined nodes that are left alone: a match that named one of them still holds.
+_KEEP_JOINED = 1024
 
 
 @inlined
 def new_record(nodes: Int32Array, meta: Int64Array) -> int:
-    """Take a record: a spare one, else the next that was never used."""
+    """Take a record: a spare one, one that was joined long ago, the next never used one, any joined one."""
     n = meta[M_SPARE]
     if n != 0:
         meta[M_SPARE] = nodes[PARENT, n]
+    elif meta[M_NUM_JOINED] > _KEEP_JOINED or meta[M_BUMP] == nodes.shape[1]:
+        n = meta[M_JOINED]
+        meta[M_JOINED] = nodes[PARENT, n]
+        meta[M_NUM_JOINED] -= 1
     else:
         n = meta[M_BUMP]
         meta[M_BUMP] = n + 1
@@ -124,8 +132,45 @@ def free_slots(nodes: Int32Array, meta: Int64Array, slab: Int32Array, start: int
 
 
 @compiled
-def take_slots(nodes: Int32Array, meta: Int64Array, slab: Int32Array, n: int) -> tuple[int, int]:
-    """Take up to `n` >= 1 slots in one run; return (first slot, how many). (0, 0): no slot is free."""
+def _take_from(
+    nodes: Int32Array, meta: Int64Array, slab: Int32Array, r: int, n: int
+) -> tuple[int, int]:
+    """Take the first `n` slots of the free run `r`, or all it has; return (first slot, how many)."""
+    start = np.int64(nodes[START, r])
+    n = min(n, np.int64(nodes[PAGES, r]))
+    _unlink_run(nodes, meta, r)
+    if n == nodes[PAGES, r]:
+        spare_record(nodes, meta, r)
+    else:
+        nodes[START, r] += n
+        nodes[PAGES, r] -= n
+        _link_run(nodes, meta, slab, r)
+    return start, n
+
+
+@inlined
+def _free_run_at(nodes: Int32Array, meta: Int64Array, slab: Int32Array, start: int) -> int:
+    """Return the record of the free run that begins at slot `start`, 0 = none."""
+    if start <= 0 or start >= meta[M_SLAB_TOP]:
+        return np.int64(0)
+    return max(-np.int64(slab[start * meta[M_PAGE_SIZE]]), 0)
+
+
+@compiled
+def take_slots(
+    nodes: Int32Array, meta: Int64Array, slab: Int32Array, n: int, after: int
+) -> tuple[int, int]:
+    """Take up to `n` >= 1 slots in one run; return (first slot, how many). (0, 0): no slot is free.
+
+    Slots from `after` on come first (0: no matter): a prefix whose pages lie side by side is one node.
+    """
+    top = meta[M_SLAB_TOP]
+    if after > 0 and after == top and meta[M_SLAB_SIZE] - top >= n:
+        meta[M_SLAB_TOP] = top + n
+        return top, n
+    near = _free_run_at(nodes, meta, slab, after)
+    if near != 0 and nodes[PAGES, near] >= n:
+        return _take_from(nodes, meta, slab, near, n)
     c = size_class(n)
     whole = c if n == (1 << c) else c + 1
     r = np.int64(0)
@@ -144,7 +189,6 @@ def take_slots(nodes: Int32Array, meta: Int64Array, slab: Int32Array, n: int) ->
         if r != 0 and nodes[PAGES, r] < n:
             r = np.int64(0)
     if r == 0:
-        top = meta[M_SLAB_TOP]
         fresh = meta[M_SLAB_SIZE] - top
         if fresh > 0 and (fresh >= n or meta[M_RUN_CLASSES] == 0):
             n = min(n, fresh)
@@ -153,13 +197,4 @@ def take_slots(nodes: Int32Array, meta: Int64Array, slab: Int32Array, n: int) ->
         if meta[M_RUN_CLASSES] == 0:
             return 0, 0
         r = meta[M_RUN_HEAD + size_class(meta[M_RUN_CLASSES])]
-    start = np.int64(nodes[START, r])
-    n = min(n, np.int64(nodes[PAGES, r]))
-    _unlink_run(nodes, meta, r)
-    if n == nodes[PAGES, r]:
-        spare_record(nodes, meta, r)
-    else:
-        nodes[START, r] += n
-        nodes[PAGES, r] -= n
-        _link_run(nodes, meta, slab, r)
-    return start, n
+    return _take_from(nodes, meta, slab, r, n)

@@ -1,10 +1,12 @@
 """Which pages of an insert keep their SWA: the union of the windows that end at the checkpoints.
 
-W = 8, P = 4, owned 8, end 40, checkpoints at 20 and 40 (the end is one always):
+W = 8, P = 4, owned 8, 41 units, checkpoints at 20 and 40 (the end is one always):
 
 page        2   3   4   5   6   7   8   9
 tokens      8  12  16  20  24  28  32  36  40
 kept            [#######]           [#######]      -> intervals [3, 5), [8, 10)
+
+With 40 units the same key without its last one ends at 36, and its window is kept too: [3, 5), [7, 10).
 """
 
 from __future__ import annotations
@@ -15,14 +17,44 @@ from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import Int64Array
 
 
-@compiled
-def _sorted_insert(ends: Int64Array, num: int, end: int) -> int:
-    i = num
-    while i > 0 and ends[i - 1] > end:
-        ends[i] = ends[i - 1]
-        i -= 1
-    ends[i] = end
-    return num + 1
+@inlined
+def _keep_window(
+    kept: Int64Array, n: int, c: int, owned: int, end: int, frontier: int, keep: int
+) -> int:
+    """Add the window before `c`, which is not before the last one, to `n` intervals; return how many now."""
+    first = max(c - keep, owned)
+    if c <= owned or c > end or first < frontier:
+        return n
+    if n > 0 and first <= kept[n - 1, 1]:
+        kept[n - 1, 1] = max(kept[n - 1, 1], c)
+        return n
+    kept[n, 0] = first
+    kept[n, 1] = c
+    return n + 1
+
+
+@inlined
+def _keep_trailing(kept: Int64Array, n: int, owned: int, end: int, frontier: int, keep: int) -> int:
+    """Add what the row still has of the window before `end`; return how many intervals there are now.
+
+    Where the key is behind what is computed, the frontier may be in that window, and the row's next forward
+    reads from there on.
+    """
+    first = max(end - keep, owned, frontier)
+    if first >= end:
+        return n
+    if n > 0 and first <= kept[n - 1, 1]:
+        kept[n - 1, 1] = end
+        return n
+    kept[n, 0] = first
+    kept[n, 1] = end
+    return n + 1
+
+
+@inlined
+def _mark(marks: Int64Array, c: int, owned: int, end: int) -> None:
+    if owned < c and c <= end:
+        marks[c - owned] = 1
 
 
 @compiled
@@ -31,59 +63,54 @@ def kept_windows(
     end: int,
     frontier: int,
     keep: int,
+    resend: int,
     branch: int,
     every: int,
     page_size: int,
     hints: Int64Array,
-    ends: Int64Array,
+    marks: Int64Array,
     kept: Int64Array,
 ) -> int:
     """Write the kept intervals, ascending and disjoint, and return how many there are. All units are pages.
 
     A checkpoint c keeps [max(0, c - keep), c), clipped to [owned, end). It is left out if the row no longer
-    has its part of that window: the pages from `owned` on must not be below `frontier`.
+    has its part of that window: the pages from `owned` on must not be below `frontier`. The end is a
+    checkpoint always (of its window stays what there is), and so is `resend`. Costs the pages of the insert
+    and the hints, in any order of them.
 
     Args:
+        resend: What the same key without its last unit can reuse: `end`, or the page before.
         branch: Checkpoint of the match, in tokens, or -1.
         every: Period of the periodic checkpoints, in tokens, or 0.
         hints: [any] lengths that the caller wants kept, in tokens, in any order.
-        ends: Scratch, [pages of the insert + hints + 2].
+        marks: Scratch, [more than pages of the insert], all 0 before and after.
         kept: [at least pages of the insert + 1, 2], out: first page, end page.
     """
     if keep == 0:
         return 0
-    num = 0
-    ends[0] = end
-    num = 1
-    if branch >= 0:
-        num = _sorted_insert(ends, num, branch // page_size)
+    n = 0
+    fork = branch // page_size if branch >= 0 else -1
+    if every == 0 and hints.shape[0] == 0:
+        if fork < resend:
+            n = _keep_window(kept, n, fork, owned, end, frontier, keep)
+        n = _keep_window(kept, n, resend, owned, end, frontier, keep)
+        return _keep_trailing(kept, n, owned, end, frontier, keep)
+    _mark(marks, fork, owned, end)
+    _mark(marks, resend, owned, end)
     for i in range(hints.shape[0]):
-        c = hints[i] // page_size
-        if owned < c and c < end:
-            num = _sorted_insert(ends, num, c)
+        _mark(marks, hints[i] // page_size, owned, end)
     if every > 0:
         k = (owned * page_size) // every + 1
-        last = -1
         while (k * every) // page_size < end:
             c = (k * every) // page_size
-            if c > owned and c != last:
-                num = _sorted_insert(ends, num, c)
-                last = c
+            _mark(marks, c, owned, end)
             # skip the multiples that fall into the same page
             k = max(k + 1, ((c + 1) * page_size + every - 1) // every)
-    n = 0
-    for i in range(num):
-        c = ends[i]
-        first = max(c - keep, owned)
-        if c <= owned or c > end or first < frontier:
-            continue
-        if n > 0 and first <= kept[n - 1, 1]:
-            kept[n - 1, 1] = max(kept[n - 1, 1], c)
-        else:
-            kept[n, 0] = first
-            kept[n, 1] = c
-            n += 1
-    return n
+    for c in range(owned + 1, end + 1):
+        if marks[c - owned] != 0:
+            marks[c - owned] = 0
+            n = _keep_window(kept, n, c, owned, end, frontier, keep)
+    return _keep_trailing(kept, n, owned, end, frontier, keep)
 
 
 @inlined

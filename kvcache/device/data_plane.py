@@ -78,6 +78,13 @@ class DataPlane:
         """The pools as numpy arrays if they are on the CPU, else None."""
         return self._host
 
+    def reset(self) -> None:
+        """Free all pages and forget the rows of the last call."""
+        self.pools.reset()
+        self.full_top = self.config.full_pages
+        self.swa_top = self.config.swa_pages
+        self._rows, self._raw_rows = _NO_INTS, b""
+
     # -- plans ---------------------------------------------------------------------------------------------
 
     def _stage(

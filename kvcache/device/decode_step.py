@@ -17,7 +17,7 @@ from kvcache.device.views import PageIndices, PageTable, count_entries
 from kvcache.errors import IntegrityError, InvalidInputError
 from kvcache.kernels.decode_slide import decode_slide, decode_slide_twin
 from kvcache.kernels.decode_step import decode_step, decode_step_twin
-from kvcache.kernels.layout import ERROR_CODE, ERROR_FIELDS, ERROR_ROW, NO_PAGE, ROW_FULL
+from kvcache.kernels.layout import ERROR_CODE, ERROR_ROW, NO_PAGE, ROW_FULL
 from kvcache.requests import running_rows
 from kvcache.rows import Int32Array
 from kvcache.state import state_of
@@ -46,8 +46,8 @@ class DecodeStep:
             length 0, page 0, an empty list.
         views: The views by name, PageTable or PageIndices over `num_lanes` lanes. Lists have all of their
             buffer: what lies behind `indptr[num_lanes]` means nothing.
-        error: [2] int32 on the device, (code, row) of the first fault (kernels/layout.py), all 0 without.
-            It stays 0 as long as all steps go through `running`.
+        error: [2] int32 on the device, (code, row) of the first fault of any decode step of the cache
+            (kernels/layout.py), all 0 without. It stays 0 as long as all steps go through `running`.
 
     Args:
         cache: The manager.
@@ -67,7 +67,7 @@ class DecodeStep:
         ...     logits = model(tokens, decode.views)
         ...     decode.after_forward()
         >>> with decode.running(rows):                      # each step
-        ...     graph.replay()
+        ...     decode.replay(graph)
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class DecodeStep:
                 raise InvalidInputError(f"views must be of {sorted(_VIEWS)}, got {name!r}")
             if _VIEWS[name][0] and config.window is None:
                 raise InvalidInputError(f"{name} needs a config with a window, got window=None")
-        self.error = torch.zeros(ERROR_FIELDS, dtype=torch.int32, device=plane.pools.tops.device)
+        self.error = plane.pools.error
+        self._begun = self._done = 0  # of the body: launches before the forward, and after it
         self._buffers: list[TableBuffers | IndexBuffers] = []
         self.views: dict[str, PageTable | PageIndices] = {}
         for name in views:
@@ -139,6 +140,7 @@ class DecodeStep:
     def before_forward(self) -> None:
         """Make room for one token of each row and fill the views: 1 + len(views) launches."""
         self._state.check_open()
+        self._begun += 1
         plane = self._state.plane
         pools, host, config = plane.pools, plane.host, plane.config
         placed = plane.placed_rows()
@@ -186,6 +188,7 @@ class DecodeStep:
     def after_forward(self) -> None:
         """Say that the forward is on the stream, and free what fell out of the window: one launch."""
         self._state.check_open()
+        self._done += 1
         plane = self._state.plane
         pools, host, config = plane.pools, plane.host, plane.config
         placed = plane.placed_rows()
@@ -221,6 +224,20 @@ class DecodeStep:
                 has_swa=config.has_swa,
             )
 
+    def replay(self, graph: Any) -> None:
+        """Replay a graph that captured the step; in the body of `running`, once.
+
+        Args:
+            graph: What has a method `replay`, as torch.cuda.CUDAGraph does.
+        """
+        graph.replay()
+        self.replayed()
+
+    def replayed(self) -> None:
+        """Say that the step was replayed, where an engine's own runner does it and `replay` cannot."""
+        self._begun += 1
+        self._done += 1
+
     # -- what the host does around a step --------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -228,17 +245,22 @@ class DecodeStep:
         """Run one step for `rows` in the body: replay the graph, or call what it captures.
 
         On entry everything is checked, pages are evicted if the step needs them, and the rows are uploaded if
-        they are not those of the last call. On exit the host's lengths and counts move. If the body raises,
-        they do not: it must not have launched anything then. Other calls that change the cache are refused in
-        the body.
+        they are not those of the last call. On exit the host's lengths and counts move. Other calls that
+        change the cache are refused in the body.
+
+        If the body raises, or does not run the step exactly once (through `replay`, or `before_forward` and
+        `after_forward`), host and device may disagree, and nothing can tell without a wait: every later call
+        raises BrokenError until `reset`.
 
         Args:
-            rows: [n] distinct running rows, n <= num_lanes; pages are taken in this order.
+            rows: [n] distinct handles of running rows, n <= num_lanes; pages are taken in this order.
 
         Raises:
+            BrokenError: The body ran the step not at all, or more than once.
             CapacityError: Too few pages even with everything evictable gone.
-            InvalidInputError: A bad row, a row that is at `max_len` or holds pages for more than one further
-                token (of rejected drafts, say), too many rows, or more token slots than `max_slots`.
+            ReceiptError: A handle of a request that has ended, or that was never given out.
+            InvalidInputError: A row named twice, a row that is at `max_len` or holds pages for more than one
+                further token (of rejected drafts, say), too many rows, or more token slots than `max_slots`.
         """
         cache = self._state
         cache.check_idle()
@@ -247,10 +269,20 @@ class DecodeStep:
         plane = cache.plane
         plane.place_rows_and_free(given, cache.make_room(total))
         cache.stepping = True
+        self._begun = self._done = 0
         try:
             yield
+        except BaseException:
+            cache.broken = "the body of DecodeStep.running raised, and may have run half a step"
+            raise
         finally:
             cache.stepping = False
+        if (self._begun, self._done) != (1, 1):
+            cache.broken = (
+                "the body of DecodeStep.running must run the step once, through replay() or before_forward() "
+                f"and after_forward(); it ran them {self._begun} and {self._done} times"
+            )
+            cache.check_open()
         plane.took(total)
         state, config = cache.rows, cache.config
         row_ops.step_lens(state.state, given)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kvcache.config import CacheConfig
-from kvcache.kernels.layout import NUM_POOLS, ROW_FIELDS
+from kvcache.kernels.layout import ERROR_FIELDS, NUM_POOLS, ROW_FIELDS
 
 
 class Pools:
@@ -22,6 +22,7 @@ class Pools:
         swa_stack: [swa_pages], free SWA pages: entries [0, tops[1]).
         row_state: [4, max_rows], lengths of each row in tokens (kernels/layout.py).
         tops: [2], number of free Full and SWA pages.
+        error: [2], (code, row) of the first fault of a captured decode step (kernels/layout.py), 0 without.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -43,7 +44,18 @@ class Pools:
         self.swa_stack = fresh_stack(swa)
         self.row_state = zeros(ROW_FIELDS, config.max_rows)
         self.tops = torch.from_numpy(np.array([full, swa], np.int32)).to(device)
+        self.error = zeros(ERROR_FIELDS)
         assert self.tops.numel() == NUM_POOLS
+
+    def reset(self) -> None:
+        """Make all pages free again, as at the start; launches only, nothing waits."""
+        for stack in (self.full_stack, self.swa_stack):
+            pages = stack.shape[0]
+            torch.arange(pages, 0, -1, dtype=torch.int32, device=stack.device, out=stack)
+        for x in (self.page_table, self.slab, self.swa_map, self.row_state, self.error):
+            x.zero_()
+        self.tops[0].fill_(self.full_stack.shape[0])
+        self.tops[1].fill_(self.swa_stack.shape[0])
 
     @property
     def nbytes(self) -> int:

@@ -37,8 +37,10 @@ class ReferenceManager(ReferenceRequests):
 
     # inserting
 
-    def checkpoints(self, state: Row, end: int, hints: list[int]) -> set[int]:
-        lengths = {end}
+    def checkpoints(self, state: Row, known: int, hints: list[int]) -> set[int]:
+        """Lengths at which an insert of `known` tokens keeps a window."""
+        end = self.end(known)
+        lengths = {end, self.resend_end(known)}
         if self.with_branch:
             lengths.add(state.branch)
         if self.with_hints:
@@ -47,11 +49,11 @@ class ReferenceManager(ReferenceRequests):
             lengths.update(self.floor(n) for n in range(self.every, end + 1, self.every))
         return {c for c in lengths if len(state.path) * self.page_size < c <= end}
 
-    def kept_pages(self, state: Row, end: int, hints: list[int]) -> set[int]:
-        """Indices of the pages to keep live: windows of which the row still has all its part."""
-        kept: set[int] = set()
+    def kept_pages(self, state: Row, known: int, hints: list[int]) -> set[int]:
+        """Indices of the pages to keep live: windows of which the row still has all its part, and its own."""
         owned = len(state.path)
-        for checkpoint in self.checkpoints(state, end, hints):
+        kept = {i for i in self.trailing(state, self.end(known)) if i >= owned}
+        for checkpoint in self.checkpoints(state, known, hints):
             mine = [i for i in self.window(checkpoint) if i >= owned]
             if all(state.own[i - owned][1] is not None for i in mine):
                 kept.update(mine)
@@ -71,25 +73,32 @@ class ReferenceManager(ReferenceRequests):
         if len(keys) != len(states) or len(hints) != len(states):
             raise InvalidInputError(f"keys and hints must be one for each of {len(states)} rows")
         for state, key in zip(states, keys, strict=True):
-            if len(key) < state.computed:
-                raise InvalidInputError(f"keys must hold {state.computed} tokens, got {len(key)}")
             prefix = [unit for page in state.path for unit in page.unit_key]
             if any(unit != mine for unit, mine in zip(prefix, self.units(key), strict=False)):
                 raise InvalidInputError("keys must begin with the prefix that the row was given")
-            inserted = key[: self.end(state.computed) + self.bigram]
+            inserted = key[: self.end(self.known(state, key)) + self.bigram]
             if len(prefix) < len(inserted) - self.bigram and any(
                 token not in TOKENS for token in inserted
             ):
                 raise InvalidInputError("keys must hold tokens in [0, 2^31)")
         return states
 
+    def trailing(self, state: Row, end: int) -> list[int]:
+        """Indices of the pages before `end` whose SWA the row's next forward may still read."""
+        return [i for i in self.window(end) if i * self.page_size >= state.frontier]
+
+    @staticmethod
+    def known(state: Row, key: list[int]) -> int:
+        """Tokens that can be handed over: computed, and on the host. The host may be a step behind."""
+        return min(state.computed, len(key))
+
     def commit_one(self, state: Row, key: list[int], hints: list[int]) -> Committed:
-        end = self.end(state.computed)
+        end = self.end(self.known(state, key))
         first, last = len(state.path), end // self.page_size
         known = 0
         if last <= first:
             return Committed(first * self.page_size, first * self.page_size)
-        kept = self.kept_pages(state, end, hints)
+        kept = self.kept_pages(state, self.known(state, key), hints)
         unit_keys = self.unit_pages(key)
         parent = state.path[-1] if state.path else self.roots[state.namespace]
         newly_live: list[Page] = []
@@ -114,7 +123,8 @@ class ReferenceManager(ReferenceRequests):
             parent = page
         del state.own[: last - first]
         self.touch_swa(newly_live)
-        old_window, state.swa_locked = state.swa_locked, [state.path[i] for i in self.window(end)]
+        old_window = state.swa_locked
+        state.swa_locked = [state.path[i] for i in self.trailing(state, end)]
         self.lock(state.path[first:], state.swa_locked)
         self.unlock([], old_window)
         return Committed(end, (first + known) * self.page_size)
@@ -136,7 +146,7 @@ class ReferenceManager(ReferenceRequests):
         states = self.checked_keys(rows, keys, hints)
         self.finish(rows, keys, hints)
         return [
-            self.match_one(state.namespace, key[: state.computed], touch=False)
+            self.match_one(state.namespace, key[: self.known(state, key)], touch=False)
             for state, key in zip(states, keys, strict=True)
         ]
 
@@ -152,6 +162,15 @@ class ReferenceManager(ReferenceRequests):
             if swa_id is not None:
                 self.free_swa.add(swa_id)
         self.unlock(state.path, state.swa_locked)
+
+    def reset(self) -> None:
+        """All rows end, all pages are free; namespaces stay."""
+        self.rows.clear()
+        self.free_full, self.free_swa = set(self.all_full), set(self.all_swa)
+        for root in self.roots.values():
+            for page in self.path_pages(root):
+                page.attached = False
+            root.children.clear()
 
     # comparing
 
@@ -216,10 +235,11 @@ class ReferenceManager(ReferenceRequests):
     def check_commit(self, row: int, key: list[int]) -> None:
         """Insert, then match: a match reaches what a commit reported, in the row's own pages."""
         state = self.rows[row]
-        found = self.match_one(state.namespace, key[: state.computed], touch=False)
+        known = self.known(state, key)
+        found = self.match_one(state.namespace, key[:known], touch=False)
         owned = len(state.path) * self.page_size
-        if self.end(state.computed) >= owned:
+        if self.end(known) >= owned:
             require(found.full_hit >= owned, f"row {row}: insert, then match")
-        if self.end(state.computed) >= owned and self.live(state.path):
+        if self.end(known) >= owned and self.live(state.path):
             require(found.reuse >= owned, f"row {row}: insert, then reuse")
             require(found.path[: len(state.path)] == state.path, f"row {row}: the tree's pages")

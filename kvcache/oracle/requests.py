@@ -6,11 +6,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
+from kvcache.errors import CapacityError, InvalidInputError, ReceiptError, StaleMatchError
 from kvcache.oracle.tree import Page, ReferenceTree
 
-# (row, page index) -> the Full page and the SWA page (None without an SWA pool) that were put there
+# (row handle, page index) -> the Full page and the SWA page (None without an SWA pool) that were put there
 Taken = Callable[[int, int], "tuple[int, int | None]"]
+
+
+def index_of(handle: int) -> int:
+    """The row that a handle names: its low half."""
+    return handle & 0xFFFFFFFF
 
 
 class Disagreement(Exception):
@@ -79,7 +84,8 @@ class ReferenceRequests(ReferenceTree):
         self.max_rows, self.max_len, self.max_namespaces = max_rows, max_len, max_namespaces
         self.with_branch, self.with_hints, self.every = branch, hints, every
         self.namespaces: dict[Hashable, int] = {}
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, Row] = {}  # by handle
+        self.handles: set[int] = set()  # every one that was ever given out
 
     # namespaces
 
@@ -170,7 +176,7 @@ class ReferenceRequests(ReferenceTree):
         return not all(page.attached for page in match.behind)
 
     def admit(self, matches: list[Match], rows: list[int] | None) -> None:
-        """Give each match a row; `rows` are the ids that the manager chose (None: it refused)."""
+        """Give each match a row; `rows` are the handles that the manager chose (None: it refused)."""
         if len(matches) > self.max_rows - len(self.rows):
             raise CapacityError(f"rows: {len(matches)} needed")
         refused = rows is None
@@ -179,7 +185,11 @@ class ReferenceRequests(ReferenceTree):
         agree(rows is not None, "the manager refuses an admission only if it must")
         assert rows is not None
         for match, row in zip(matches, rows, strict=True):
-            agree(0 <= row < self.max_rows and row not in self.rows, "a new row was not in use")
+            agree(0 <= index_of(row) < self.max_rows, f"{row} is the handle of a row")
+            in_use = {index_of(other) for other in self.rows}
+            agree(index_of(row) not in in_use, "a new row was not in use")
+            agree(row not in self.handles, "a handle is of one request for ever")
+            self.handles.add(row)
             window = [match.path[i] for i in self.window(match.reuse)]
             self.lock(match.path, window)
             reuse = match.reuse
@@ -195,8 +205,11 @@ class ReferenceRequests(ReferenceTree):
     # running requests
 
     def running(self, rows: list[int]) -> list[Row]:
-        if len(set(rows)) != len(rows) or any(row not in self.rows for row in rows):
-            raise InvalidInputError(f"rows must be running and distinct, got {rows}")
+        for i, row in enumerate(rows):
+            if row in rows[:i]:
+                raise InvalidInputError(f"rows must be distinct, got {row} twice")
+            if row not in self.rows:
+                raise ReceiptError(f"rows must be handles of running requests, got {row}")
         return [self.rows[row] for row in rows]
 
     def extend(self, rows: list[int], new_lens: list[int], taken: Taken) -> None:

@@ -62,9 +62,13 @@ class ReferenceTree:
         """Indices of the pages with a token of [end - keep, end)."""
         return sorted({t // self.page_size for t in range(max(0, end - self.keep), end)})
 
+    def resend_end(self, tokens: int) -> int:
+        """What the same key can reuse when it comes again without its last unit."""
+        return self.end(max(0, tokens - 1))
+
     def frontier(self, computed: int) -> int:
-        """Where the first page begins that the window before `end(computed)` still needs."""
-        end = self.end(computed)
+        """Where the first page begins that the windows before both ends still need."""
+        end = self.resend_end(computed)
         needed = self.window(end)
         return needed[0] * self.page_size if needed else end
 
@@ -86,6 +90,13 @@ class ReferenceTree:
                 page = todo.pop()
                 todo.extend(page.children.values())
                 yield handle, page
+
+    def path_pages(self, root: Page) -> list[Page]:
+        """Every page below `root`."""
+        below = [*root.children.values()]
+        for page in below:
+            below.extend(page.children.values())
+        return below
 
     def tick(self) -> int:
         self.clock += 1

@@ -1,7 +1,7 @@
 """The driver: the calls of the scheduler API by name, made on manager and oracle alike.
 
 Requests and match results have names, so a call still means something when calls before it are
-taken out: a name that is not known is left out. A number in place of a name is a row as it is.
+taken out: a name that is not known is left out. A number in place of a name is a row handle as it is.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from kvcache.device.device_match import DeviceKeys, DeviceMatch
-from kvcache.errors import InvalidInputError
+from kvcache.errors import InvalidInputError, ReceiptError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.oracle.manager import Match
-from kvcache.validate.bad_calls import BAD_CALLS
+from kvcache.validate.bad_calls import BAD_CALLS, BAD_HANDLES
 from kvcache.validate.sides import Failure, Sides
 
 Name = str | int
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 class Request(NamedTuple):
     """A request that was admitted."""
 
-    row: int
+    row: int  # handle
     asked: Asked
 
 
@@ -75,7 +75,7 @@ class Driver(Sides):
 
     def running(self) -> dict[str, Request]:
         """Requests that have a row now."""
-        names = {request.row: name for name, request in self.requests.items()}  # the last one wins
+        names = {request.row: name for name, request in self.requests.items()}
         running = [names[row] for row in self.oracle.rows if row in names]
         return {name: self.requests[name] for name in running}
 
@@ -98,7 +98,7 @@ class Driver(Sides):
         return rows, kept
 
     def _key_of(self, row: int, extra: int) -> list[int]:
-        """The tokens of the request in a row: what is computed, and `extra` more or fewer."""
+        """The tokens of the request in a row: what is computed, and `extra` more, or fewer: a step behind."""
         request = self._owner(row)
         if request is None:
             return []
@@ -296,8 +296,12 @@ class Driver(Sides):
         keys = [self._key_of(row, more) for row, more in zip(rows, extra, strict=True)]
         owners = [(self._owner(row), row) for row in rows]
         asked = [
-            Asked(owner.asked.namespace, owner.asked.tokens, self.oracle.rows[row].computed)
-            for owner, row in owners
+            Asked(
+                owner.asked.namespace,
+                owner.asked.tokens,
+                min(self.oracle.rows[row].computed, len(key)),
+            )
+            for (owner, row), key in zip(owners, keys, strict=True)
             if owner is not None
         ]
         what = f"retract({rows}, keys of {[len(key) for key in keys]}, {hints})"
@@ -335,6 +339,9 @@ class Driver(Sides):
         if done is not None:
             self._equal_pages("flush()", *done)
 
+    def reset(self) -> None:
+        self.both("reset()", lambda: self.manager.reset(), lambda _: self.oracle.reset())
+
     def _equal_pages(self, what: str, result: Any, expected: tuple[int, int]) -> None:
         seen = np.array([result.full_pages, result.swa_pages])
         self.equal(what, "freed (Full, SWA)", seen, [*expected])
@@ -352,10 +359,12 @@ class Driver(Sides):
     def bad(self, kind: str) -> None:
         """Make a malformed call (bad_calls.py); both sides refuse it."""
 
-        def refuse(_: Any) -> None:
-            raise InvalidInputError(f"{kind} is malformed")
+        call = BAD_CALLS.get(kind) or BAD_HANDLES[kind]
 
-        self.both(f"bad({kind!r})", lambda: BAD_CALLS[kind](self.manager), refuse)
+        def refuse(_: Any) -> None:
+            raise (InvalidInputError if kind in BAD_CALLS else ReceiptError)(f"{kind} is malformed")
+
+        self.both(f"bad({kind!r})", lambda: call(self.manager), refuse)
 
 
 def ints(values: list[int]) -> Any:

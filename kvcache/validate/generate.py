@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from kvcache.validate.bad_calls import BAD_CALLS
+from kvcache.validate.bad_calls import BAD_CALLS, BAD_HANDLES
 from kvcache.validate.driver import Driver
 from kvcache.validate.program import Op
 
@@ -34,6 +34,7 @@ _WEIGHTS = {
     "abort": 3,
     "evict": 4,
     "flush": 0.3,
+    "reset": 0.1,
     "namespace": 0.7,
     "drop_namespace": 0.7,
     "bad": 1,
@@ -188,7 +189,7 @@ class Generator:
         ]
 
     def _extra(self, names: list[Any]) -> list[int]:
-        return [self.rng.choice([0, 0, 0, 1, 1, 5]) for _ in names]
+        return [self.rng.choice([0, 0, 0, 0, 1, 1, 5, -1, -1, -3]) for _ in names]
 
     # calls
 
@@ -277,6 +278,9 @@ class Generator:
     def _flush(self, driver: Driver, names: list[str]) -> Op:
         return "flush", []
 
+    def _reset(self, driver: Driver, names: list[str]) -> Op:
+        return "reset", []
+
     def _namespace(self, driver: Driver, names: list[str]) -> Op:
         return "namespace", [self.rng.choice(_NAMESPACES)]
 
@@ -284,24 +288,20 @@ class Generator:
         return "drop_namespace", [self.rng.choice(_NAMESPACES)]
 
     def _bad(self, driver: Driver, names: list[str]) -> Op:
-        return "bad", [self.rng.choice([*BAD_CALLS])]
+        return "bad", [self.rng.choice([*BAD_CALLS, *BAD_HANDLES])]
 
     def _wrong(self, driver: Driver, names: list[str]) -> Op:
-        """A well-formed call that the state forbids: an ended or doubled row, a short key, ..."""
+        """A well-formed call that the state forbids: an ended or doubled row, no row at all, ..."""
         rng = self.rng
         some: list[Any] = self._some(names)
         ended = [name for name in driver.requests if name not in driver.running()]
         wrong = rng.choice([[7], some, ended[:1], [-1]])
         rows = some + wrong if rng.random() < 0.5 else wrong + some
-        call = rng.choice(
-            ["extend", "step", "advance", "commit", "slide", "finish", "abort", "key"]
-        )
+        call = rng.choice(["extend", "step", "advance", "commit", "slide", "finish", "abort"])
         if call == "extend":
             return call, [rows, [rng.randint(0, self.max_len + 2) for _ in rows]]
         if call == "advance":
             return call, [rows, [rng.randint(0, self.max_len + 2) for _ in rows]]
         if call in ("commit", "finish"):
             return call, [rows, [0 for _ in rows], None]
-        if call == "key":
-            return "commit", [some, [rng.choice([0, -1]) for _ in some], None]
         return call, [rows]

@@ -86,7 +86,8 @@ def observe(manager: KVCacheManager) -> State:
         require(mine == device_lens, f"row {row}: host lengths {mine}, device {device_lens}")
         computed, allocated, owned, frontier = mine
         pages = device.page_table[row][: -(-allocated // config.page_size)]
-        running[row] = RowState(computed, allocated, owned, frontier, pages)
+        handle = int(rows.generation[row]) << 32 | row
+        running[handle] = RowState(computed, allocated, owned, frontier, pages)
     require(not device.swa_map or device.swa_map[0] == 0, "the map of page 0 is 0")
     return State(
         tree=tree,

@@ -45,7 +45,7 @@ class Sides:
         policies += [Hints()] if hints else []
         policies += [Every(every)] if every else []
         self.manager = KVCacheManager(
-            CacheConfig(checkpoints=tuple(policies), device=device, **sizes)
+            CacheConfig(checkpoints=tuple(policies), device=device, debug=True, **sizes)
         )
         self.oracle = ReferenceManager(branch=branch, hints=hints, every=every, **sizes)
         self.oracle.namespace(None, self.manager.namespace(None))
@@ -116,7 +116,7 @@ class Sides:
         table, swa_map = pools.page_table.cpu().tolist(), pools.swa_map.cpu().tolist()
 
         def read(row: int, page: int) -> tuple[int, int | None]:
-            full_id = table[row][page]
+            full_id = table[row & 0xFFFFFFFF][page]
             if full_id not in self.oracle.all_full:
                 raise Disagreement(f"row {row}, page {page} names Full page {full_id}")
             return full_id, swa_map[full_id] if swa_map else None

@@ -31,7 +31,7 @@ class Captured:
         torch.cuda.set_sync_debug_mode("error")
         try:
             with self.step.running(rows):
-                self.graph.replay()
+                self.step.replay(self.graph)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

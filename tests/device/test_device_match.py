@@ -155,10 +155,11 @@ def test_admit_binds_what_the_device_found() -> None:
                 rows = cache.admit(found, index)
             except StaleMatchError:
                 continue
-            bound += int(cache.rows.computed_len[rows].sum())
+            bound += int(cache.rows.computed_len[cache.index(rows)].sum())
             cache.check()
             life.cells = [  # type: ignore[attr-defined]
-                cache.pools.page_table[r, : cache.rows.computed_len[r] // 4].tolist() for r in rows
+                cache.pools.page_table[r, : cache.rows.computed_len[r] // 4].tolist()
+                for r in cache.index(rows)
             ]
             cache.abort(rows)
         first, second = (life.cache for life in lives)

@@ -45,7 +45,7 @@ class Life:
                 self._finish(rows[:1])
 
     def _chunk(self, rows: list[int]) -> None:
-        computed = self.cache.rows.computed_len[rows]
+        computed = self.cache.rows.computed_len[self.cache.index(rows)]
         lens = [
             min(self.keys[r].size, c + self.rng.randint(0, 9))
             for r, c in zip(rows, computed.tolist(), strict=True)
@@ -53,13 +53,19 @@ class Life:
         self.cache.extend(rows, lens)
 
     def _step(self, rows: list[int]) -> None:
-        rows = [r for r in rows if self.cache.rows.computed_len[r] < self.config.max_len]
+        rows = [
+            r
+            for r in rows
+            if self.cache.rows.computed_len[self.cache.index([r])[0]] < self.config.max_len
+        ]
         self.cache.step(rows)
 
     def _advance(self, rows: list[int]) -> None:
         self.cache.advance(rows)
         for row in rows:
-            grown = int(self.cache.rows.allocated_len[row]) - self.keys[row].size
+            grown = (
+                int(self.cache.rows.allocated_len[self.cache.index([row])[0]]) - self.keys[row].size
+            )
             if grown > 0:
                 new = [self.rng.randrange(3) for _ in range(grown)]
                 self.keys[row] = np.append(self.keys[row], new).astype(np.int32)
@@ -80,15 +86,16 @@ class Life:
 
 
 def page_of(cache: KVCacheManager, row: int, token: int, *, swa: bool) -> int:
-    page = int(cache.pools.page_table[row, token // cache.config.page_size])
+    (index,) = cache.index([row])
+    page = int(cache.pools.page_table[index, token // cache.config.page_size])
     return int(cache.pools.swa_map[page]) if swa else page
 
 
 def check_views(cache: KVCacheManager, rows: list[int], lens: list[int] | None) -> int:
     """Check all six views of rows against the pools; return how many SWA tokens were read."""
     size = cache.config.page_size
-    kv_lens = cache.rows.allocated_len[rows].tolist() if lens is None else lens
-    computed = cache.rows.computed_len[rows].tolist()
+    kv_lens = cache.rows.allocated_len[cache.index(rows)].tolist() if lens is None else lens
+    computed = cache.rows.computed_len[cache.index(rows)].tolist()
     views = cache.views
     seen = 0
     for swa, table, pages, slots in (

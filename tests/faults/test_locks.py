@@ -160,7 +160,7 @@ def test_a_locked_prefix_costs_no_room_twice() -> None:
     key = run_of(1, 16)
     cache.put(key[:16])
     row = cache.start([*key, 1, 2, 3, 4])
-    assert cache.m.rows.computed_len[row] == 16
+    assert cache.m.rows.computed_len[cache.index(row)] == 16
     assert cache.m.capacity().swa_pages == 3
     cache.compute(row, 20)
     cache.drain()

@@ -23,7 +23,7 @@ def test_a_healed_tombstone_takes_the_new_swa_pages_and_frees_none(page: int, wi
         shared + run_of(2, (keep + 1) * page)
     )  # window at the end only: `shared` is tombstone
     row = cache.start([*shared, 7])
-    assert cache.m.rows.computed_len[row] == 0
+    assert cache.m.rows.computed_len[cache.index(row)] == 0
     cache.compute(row, len(shared))
     mine = cache.pages(row)
     free_before = cache.free_pages()
@@ -32,7 +32,7 @@ def test_a_healed_tombstone_takes_the_new_swa_pages_and_frees_none(page: int, wi
 
     reader = cache.start([*shared, 8])
     names = cache.pages(reader)
-    assert cache.m.rows.owned_len[reader] == len(shared)
+    assert cache.m.rows.owned_len[cache.index(reader)] == len(shared)
     assert not set(names) & set(mine), "the tree's Full pages stay"
     # the last window's SWA pages are the healer's, under the tree's Full pages; nothing of it was freed
     free_full, free_swa = cache.free_pages()
@@ -74,7 +74,7 @@ def test_a_shorter_resume_finds_no_page_of_the_longer_run(resume: int) -> None:
     cache.m.check()
     assert cache.m.stats().full_pages_free == 400 - 3
     row = cache.start(key[:resume])
-    assert cache.m.rows.computed_len[row] == min((resume - 1) // 4 * 4, 12)
+    assert cache.m.rows.computed_len[cache.index(row)] == min((resume - 1) // 4 * 4, 12)
     cache.compute(row, resume)
     cache.drain()
 
@@ -125,7 +125,7 @@ def test_a_locked_tombstone_path_is_healed_in_place() -> None:
 
     key = prefix + run_of(3, 4)
     second = cache.start([*key, 5])
-    assert cache.m.rows.computed_len[second] == 0
+    assert cache.m.rows.computed_len[cache.index(second)] == 0
     cache.compute(second, 20)
     mine = cache.pages(second)
     swa_mine = cache.swa_of(mine)

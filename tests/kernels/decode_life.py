@@ -59,7 +59,11 @@ class DecodeLife:
         self.changes += 1
 
     def _decode(self) -> None:
-        full = [r for r in self.batch if self.cache.rows.computed_len[r] == self.config.max_len]
+        full = [
+            r
+            for r in self.batch
+            if self.cache.rows.computed_len[self.cache.index([r])[0]] == self.config.max_len
+        ]
         self._end(full)
         if self.batch:
             self.decode(self.cache, self.batch)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from kvcache import CacheConfig, KeyBatch, KVCacheManager, Ragged, parse_checkpoints
 
 Hit = tuple[int, int, int | None]
@@ -39,6 +37,7 @@ class ByHand:
                 max_rows=config.pop("max_rows", 16),
                 max_len=config.pop("max_len", 100_000),
                 checkpoints=parse_checkpoints(checkpoints),
+                debug=True,
                 **config,
             )
         )
@@ -56,11 +55,15 @@ class ByHand:
         )
 
     def start(self, key: Sequence[int], namespace: int | None = None) -> int:
-        """Match the key but for its last token, and admit; return the row."""
+        """Match the key but for its last token, and admit; return the handle of the row."""
         batch = self.m.match(KeyBatch.pack([key[:-1]]), namespace)
         row = int(self.m.admit(batch)[0])
         self.m.check()
         return row
+
+    def index(self, row: int) -> int:
+        """The row's index in `m.rows`."""
+        return int(self.m.index([row])[0])
 
     def compute(self, row: int, length: int) -> None:
         """Extend the row to `length` tokens and compute them."""
@@ -93,7 +96,7 @@ class ByHand:
         """Run a request from match to finish, committing after each chunk; return what it reused."""
         hints = list(hints)
         row = self.start(key, namespace)
-        reused = int(self.m.rows.computed_len[row])
+        reused = int(self.m.rows.computed_len[self.index(row)])
         at = reused
         while at < len(key):
             # chunk ends are absolute, as in an engine with a fixed budget
@@ -113,8 +116,9 @@ class ByHand:
 
     def pages(self, row: int) -> list[int]:
         """Full pages that the row names."""
-        held = -(-int(self.m.rows.allocated_len[row]) // self.m.config.page_size)
-        return [int(p) for p in self.m.pools.page_table[row, :held].cpu()]
+        index = self.index(row)
+        held = -(-int(self.m.rows.allocated_len[index]) // self.m.config.page_size)
+        return [int(p) for p in self.m.pools.page_table[index, :held].cpu()]
 
     def swa_of(self, full_pages: Iterable[int]) -> list[int]:
         """SWA page under each Full page, 0 = none."""
@@ -130,7 +134,7 @@ class ByHand:
 
     def drain(self) -> None:
         """End all rows and flush: every page of both pools is free again, exactly once."""
-        self.m.abort(np.flatnonzero(self.m.rows.active))
+        self.m.abort(self.m.rows.running())
         self.m.flush()
         self.m.check()
         config, stats = self.m.config, self.m.stats()

@@ -68,9 +68,9 @@ class PoisonedCache:
             held = -(-self._cache.rows.allocated_len // self._cache.config.page_size)
             result = value(*args, **kwargs)
             if name in ("extend", "step"):
-                self._poison_new(np.asarray(args[0]), held, self._cache.rows.allocated_len)
+                self._poison_new(self._cache.index(args[0]), held, self._cache.rows.allocated_len)
             if name == "advance":
-                self._poison_beyond(np.asarray(args[0]))
+                self._poison_beyond(self._cache.index(args[0]))
             self._poison_free()
             return result
 
@@ -133,7 +133,7 @@ class CapturedDecode(DecodeStep):
         super().before_forward()
         manager = self._setting.manager
         self._setting.cache._poison_new(
-            self._given,
+            manager.index(self._given),
             -(-manager.rows.allocated_len // manager.config.page_size),
             manager.pools.row_state[layout.ALLOCATED].numpy(),
         )
@@ -141,7 +141,7 @@ class CapturedDecode(DecodeStep):
     def decode(self, requests: list[Any]) -> None:
         """What `Engine.decode` does."""
         engine, cache = self._setting.engine, self._setting.cache
-        self._given = np.array([r.row for r in requests], np.int32)
+        self._given = np.array([r.row for r in requests], np.int64)
         cache._assert_free_pages_untouched("a captured decode step")
         with self.running(self._given):
             self.before_forward()

@@ -138,8 +138,9 @@ def _swa_lock_released_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def released(self: KVCacheManager, *args: Any, **kwargs: Any) -> Any:
         rows = admit(self, *args, **kwargs)
-        self.rows.state[kvcache.rows.SWA_HELD, rows] = 0
-        self.tree.release_swa(self.rows.receipts[rows])
+        index = self.index(rows)
+        self.rows.state[kvcache.rows.SWA_HELD, index] = 0
+        self.tree.release_swa(self.rows.receipts[index])
         return rows
 
     patch.setattr(KVCacheManager, "admit", released)

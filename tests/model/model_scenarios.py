@@ -73,11 +73,11 @@ def adoption() -> Setting:
     trunk = document(3, 40)
     s.serve(trunk)
     b = s.start(trunk[:24], 2)
-    rows = np.array([b.row], np.int32)
+    rows = np.array([b.row], np.int64)
     s.cache.extend(rows, [24])
     s.engine.runner.forward([model_runner.Chunk(b, 0, 24)])
     s.cache.advance(rows)
-    table, swa_map = s.manager.pools.page_table[b.row], s.manager.pools.swa_map
+    table, swa_map = s.manager.pools.page_table[s.manager.index(rows)[0]], s.manager.pools.swa_map
     computed = swa_map[table[4:6].long()].clone()
     own = table[:6].clone()
     s.engine.commit([b])

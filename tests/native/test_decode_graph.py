@@ -80,7 +80,7 @@ class Replayed:
         uploads = cache.stats().uploads
         same = getattr(self, "rows", None) == rows
         with no_host_sync() as seen, self.step.running(rows):
-            self.graph.replay()
+            self.step.replay(self.graph)
         self.rows = list(rows)
         self.free_uploads = same and cache.stats().uploads == uploads
         assert not seen.pinned
@@ -179,7 +179,7 @@ def test_the_instrument_sees_a_batch_that_is_baked_in() -> None:
     life.cache.advance(rows)
     graph.replay()
     computed, allocated, *_ = life.cache.pools.row_state.tolist()
-    grown = [allocated[row] - computed[row] for row in rows]
+    grown = [allocated[i] - computed[i] for i in life.cache.index(rows)]
     assert grown == [1, 1] + [0] * (len(rows) - 2)
 
 
@@ -204,8 +204,8 @@ def test_a_step_outside_of_running_ends_in_an_error_word_not_in_a_bad_page() -> 
     assert min(tops) >= 0
     held = [
         page
-        for row in rows
-        for page in pools.page_table.tolist()[row][: -(-pools.row_state.tolist()[1][row] // 4)]
+        for i in life.cache.index(rows)
+        for page in pools.page_table.tolist()[i][: -(-pools.row_state.tolist()[1][i] // 4)]
     ]
     free = pools.full_stack.tolist()[: tops[0]]
     assert not set(held) & set(free)

@@ -108,7 +108,7 @@ def test_a_cache_on_an_accelerator_matches_there_and_never_waits() -> None:
                 cache.abort(rows)
                 rows = cache.admit(by_plan, index)
                 for row, mine in zip(rows, pages, strict=True):
-                    n = int(cache.rows.computed_len[row]) // 4
+                    n = int(cache.rows.computed_len[cache.index([row])[0]]) // 4
                     assert cache.pools.page_table[int(row)].tolist()[:n] == mine[:n]
                     bound += n
                 cache.check()

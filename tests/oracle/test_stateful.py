@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 )
 
 from kvcache.validate import Driver
-from kvcache.validate.bad_calls import BAD_CALLS
+from kvcache.validate.bad_calls import BAD_CALLS, BAD_HANDLES
 from kvcache.validate.program import Program
 
 NAMESPACES = st.sampled_from([None, None, None, None, "a", "b"])
 # tokens of a key beyond those computed
-EXTRA = st.sampled_from([0, 0, 0, 0, 0, 1, 2, -1])
+EXTRA = st.sampled_from([0, 0, 0, 0, 0, 1, 2, -1, -1, -3])
 SELDOM = st.integers(0, 1000).map(lambda n: n % 8 == 3)
 CALLS = (
     *(
@@ -41,7 +41,7 @@ CALLS = (
         "retract",
         "abort",
     ),
-    *("evict", "flush", "drop_namespace", "bad"),
+    *("evict", "flush", "reset", "drop_namespace", "bad"),
 )
 # what the machines of a run came to; a run in which nothing is reused or evicted proves nothing
 SEEN: Counter[str] = Counter()
@@ -302,9 +302,15 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             self.call("evict", full, swa)
 
-    @rule(name=NAMESPACES, kind=st.sampled_from(sorted(BAD_CALLS)), number=st.integers(0, 5))
+    @rule(
+        name=NAMESPACES,
+        kind=st.sampled_from(sorted({**BAD_CALLS, **BAD_HANDLES})),
+        number=st.integers(0, 5),
+    )
     def seldom(self, name: str | None, kind: str, number: int) -> None:
-        if number == 3:
+        if number == 2 and kind < "b":
+            self.call("reset")
+        elif number == 3:
             self.call("drop_namespace", name)
         elif number == 4:
             self.call("bad", kind)

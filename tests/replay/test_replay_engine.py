@@ -37,7 +37,7 @@ class SpyManager(KVCacheManager):
         self.calls = 0
 
     def extend(self, rows: Any, new_len: Any) -> None:
-        before = self.rows.computed_len[rows].tolist()
+        before = self.rows.computed_len[self.index(rows)].tolist()
         super().extend(rows, new_len)
         self.chunks.append(list(zip(before, np.asarray(new_len).tolist(), strict=True)))
         self.peak_rows = max(self.peak_rows, self.stats().running_rows)

@@ -1,0 +1,109 @@
+"""Join: undo a split that no longer tells two things apart; constant time, when a call passes by.
+
+A node and its only child become one where every page of both would be treated alike: the same liveness, the
+same locks, slots side by side, and neighbours in the order of both recency lists. No order changes.
+
+The lower node's record stays, since locks and matches name a prefix by the node in which it ends. The upper
+one's names its new owner from then on (`standing`), so a match that ended in it still holds. Such records
+are used again in the order of their joins, and only after a good many others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcache.compiled import compiled, inlined
+from kvcache.tree.arrays import (
+    CHILD,
+    CHILDREN,
+    DEPTH,
+    FULL_LOCKS,
+    FULL_PREV,
+    GEN,
+    HASH,
+    HEAD,
+    JOINED,
+    LIVE,
+    M_JOINED,
+    M_JOINED_LAST,
+    M_NODES,
+    M_NUM_JOINED,
+    M_TABLE_MASK,
+    NODE,
+    OUT,
+    PAGES,
+    PARENT,
+    START,
+    SWA_LOCKS,
+    SWA_PREV,
+    Int32Array,
+    Int64Array,
+)
+from kvcache.tree.changes import note_node, note_slot
+from kvcache.tree.children import child_tag, slot_of_child, unfile_slot
+from kvcache.tree.recency import unlink_full, unlink_swa
+
+
+@inlined
+def are_alike(nodes: Int32Array, upper: int, lower: int) -> bool:
+    """Return whether `upper` and its child `lower` can be one node."""
+    return (
+        nodes[CHILDREN, upper] == 1
+        and nodes[LIVE, upper] == nodes[LIVE, lower]
+        and nodes[FULL_LOCKS, upper] == nodes[FULL_LOCKS, lower]
+        and nodes[SWA_LOCKS, upper] == nodes[SWA_LOCKS, lower]
+        and nodes[START, upper] + nodes[PAGES, upper] == nodes[START, lower]
+        and nodes[PARENT, upper] != 0
+        # pages of a node go from its end in the Full list, from its beginning in the SWA list
+        and (nodes[FULL_PREV, lower] == upper or nodes[FULL_PREV, lower] == OUT)
+        and (nodes[SWA_PREV, upper] == lower or nodes[SWA_PREV, upper] == OUT)
+    )
+
+
+@compiled
+def join(nodes: Int32Array, meta: Int64Array, table: Int32Array, upper: int, lower: int) -> None:
+    """Make one node of `upper` and its only child `lower`, which are alike; `lower` keeps its record."""
+    mask = meta[M_TABLE_MASK]
+    parent = np.int64(nodes[PARENT, upper])
+    unfile_slot(
+        meta, table, slot_of_child(table, mask, child_tag(upper, nodes[HASH, lower]), lower)
+    )
+    i = slot_of_child(table, mask, child_tag(parent, nodes[HASH, upper]), upper)
+    table[i, NODE] = lower
+    note_slot(meta, i)
+    nodes[CHILD, parent] ^= upper ^ lower
+    nodes[PARENT, lower] = parent
+    nodes[START, lower] = nodes[START, upper]
+    nodes[PAGES, lower] += nodes[PAGES, upper]
+    nodes[DEPTH, lower] = nodes[DEPTH, upper]
+    nodes[HASH, lower] = nodes[HASH, upper]
+    nodes[HEAD, lower] = nodes[HEAD, upper]
+    unlink_full(nodes, upper)
+    unlink_swa(nodes, upper)
+    meta[M_NODES] -= 1
+    note_node(nodes, meta, lower)
+
+    nodes[SWA_LOCKS, upper] = JOINED
+    nodes[GEN, upper] += 1
+    nodes[CHILD, upper] = lower
+    nodes[HASH, upper] = nodes[GEN, lower]
+    nodes[PARENT, upper] = 0
+    if meta[M_NUM_JOINED] == 0:
+        meta[M_JOINED] = upper
+    else:
+        nodes[PARENT, meta[M_JOINED_LAST]] = upper
+    meta[M_JOINED_LAST] = upper
+    meta[M_NUM_JOINED] += 1
+
+
+@inlined
+def standing(nodes: Int32Array, n: int, gen: int) -> int:
+    """Return the node that holds the end of what (`n`, `gen`) named; 0: it is gone."""
+    x = np.int64(n)
+    g = np.int64(gen)
+    while nodes[GEN, x] != g:
+        if nodes[SWA_LOCKS, x] != JOINED or nodes[GEN, x] != g + 1:
+            return np.int64(0)
+        g = np.int64(nodes[HASH, x])
+        x = np.int64(nodes[CHILD, x])
+    return x
