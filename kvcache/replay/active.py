@@ -28,7 +28,7 @@ class ActiveRequest:
         target_len: what prefill has to reach: the prompt, and after a retraction the tokens that it
             had generated. A match leaves off the last of them.
         computed_len: computed so far. Kept up by prefill, not by decode (see DecodeRows).
-        row: row of the manager, NO_ROW while it waits.
+        row: handle of the row, NO_ROW while it waits.
         slot: its line of the token buffer, NO_SLOT if its tokens are not there.
         match: what the cache last held of it; kept as the hint for the next match.
         reuse_len, full_hit_len, branch_len: the match at its first admission; -1 before.
@@ -105,12 +105,12 @@ class DecodeRows:
 
     Attributes:
         requests: in the order of their rows.
-        rows: [len(self)] int32, rows of the manager; the same array until a request comes or goes.
+        rows: [len(self)] int64, handles of the rows; the same array until a request comes or goes.
     """
 
     def __init__(self, running: int) -> None:
         self.requests: list[ActiveRequest] = []
-        self._rows = np.zeros(running, np.int32)
+        self._rows = np.zeros(running, np.int64)
         self.rows = self._rows[:0]
         self._left = np.zeros(running, np.int64)
         self._steps_to_next_end = 0

@@ -117,7 +117,7 @@ class Engine:
         """
         while plan.requests:
             try:
-                rows = np.array([request.row for request in plan.requests], np.int32)
+                rows = np.array([request.row for request in plan.requests], np.int64)
                 self._calls.extend(rows, np.array(plan.ends, np.int32))
                 break
             except CapacityError:
@@ -138,7 +138,7 @@ class Engine:
             # the pools hold whatever was not refused: alone, it gets further every time
             assert request.computed_len > request.stuck_len
             request.stuck_len = request.computed_len
-        row = np.array([request.row], np.int32)
+        row = np.array([request.row], np.int64)
         keys = self._tokens.keys([request], [request.computed_len])
         request.match = self._calls.retract(row, keys, self._hints([request]))
         self.result.retractions += 1
@@ -150,7 +150,7 @@ class Engine:
     def _advance_prefill(self, plan: PrefillPlan) -> None:
         """The chunks are computed: commit them, and move on those whose prompt is done."""
         requests = plan.requests
-        rows = np.array([request.row for request in requests], np.int32)
+        rows = np.array([request.row for request in requests], np.int64)
         self._calls.advance(rows)
         for request, end in zip(*plan, strict=True):
             request.computed_len = end
@@ -159,7 +159,7 @@ class Engine:
         kept = [request for request in requests if request not in ended]
         if kept:
             keys = self._tokens.keys(kept, [request.computed_len for request in kept])
-            kept_rows = np.array([request.row for request in kept], np.int32)
+            kept_rows = np.array([request.row for request in kept], np.int64)
             self._calls.commit(kept_rows, keys, self._hints(kept))
         for request in done:
             self._scheduler.prefilled(request)
@@ -176,12 +176,12 @@ class Engine:
             self._decoding.remove(decoding)
         finished = [request for request in requests if not request.cancelled]
         if finished:
-            rows = np.array([request.row for request in finished], np.int32)
+            rows = np.array([request.row for request in finished], np.int64)
             keys = self._tokens.keys(finished, [request.computed_len for request in finished])
             self._calls.finish(rows, keys, self._hints(finished))
         cancelled = [request.row for request in requests if request.cancelled]
         if cancelled:
-            self._calls.abort(np.array(cancelled, np.int32))
+            self._calls.abort(np.array(cancelled, np.int64))
         for request in requests:
             self.result.add_ended(request)
             self._scheduler.ended(request)

@@ -69,8 +69,8 @@ def torch_slide(s: State) -> None:
     """Vectorised over the pages of the batch, whose number the device tells the host."""
     rows, state, size = s["rows"].long(), s["row_state"], s["page_size"]
     computed, owned, old = state[COMPUTED, rows], state[OWNED, rows], state[FRONTIER, rows]
-    key_end = computed // size * size
-    new = torch.maximum(old, (key_end - WINDOW).clamp(min=0) // size * size)
+    last_end = (computed - 1).clamp(min=0) // size * size
+    new = torch.maximum(old, (last_end - WINDOW).clamp(min=0) // size * size)
     first = torch.maximum(old, owned) // size
     num_pages = torch.maximum(new, owned) // size - first
     of_page = torch.repeat_interleave(torch.arange(rows.shape[0], device=rows.device), num_pages)
@@ -88,7 +88,7 @@ def sglang_slide(s: State) -> None:
     size = s["page_size"]
     lens, frontiers = s["host_lens"], list(s["host_frontiers"])
     for i, row in enumerate(s["req_rows"]):
-        new = max(frontiers[i], max(0, lens[i] // size * size - WINDOW) // size * size)
+        new = max(frontiers[i], max(0, (lens[i] - 1) // size * size - WINDOW) // size * size)
         if new > frontiers[i]:
             slots = s["req_to_token"][row, frontiers[i] : new].long()
             swa_slots = s["full_to_swa"][slots]

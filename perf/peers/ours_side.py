@@ -35,7 +35,7 @@ class OursSide:
         self._starts = np.arange(config.max_requests, dtype=np.int64) * self._stride
         self._lens = np.zeros(config.max_requests, np.int64)
         self._known = np.zeros(config.max_requests, np.int64)
-        self._rows = np.zeros(config.max_requests, np.int32)
+        self._rows = np.zeros(config.max_requests, np.int64)
         self._batch: MatchBatch | None = None
 
     def load(self, ids: Ints, tokens: Tokens, lens: Ints) -> None:

@@ -7,7 +7,7 @@ import pytest
 from by_hand import ByHand, run_of
 
 from kvcache import KeyBatch
-from kvcache.rows import frontier_of, key_end
+from kvcache.rows import frontier_of, key_units, resend_end
 from kvcache.tree.arrays import LIVE, LOCK_NODE, PARENT
 from kvcache.tree.edges import make_live, make_tombstone, node_ending_at
 from kvcache.tree.insert import AT, BRANCH_AT, INSERT_END, KEY_LEN, NUM_REQUEST, RECEIPT
@@ -48,9 +48,11 @@ def test_the_frontier_never_reaches_into_the_window_it_must_keep(bigram: bool) -
         for window in (1, 2, 3, 4, 6, 7, 8, 9, 63, 64, 65, 127, 128):
             for length in range(0, 3 * page + 2 * window, max(1, page // 3)):
                 units = max(length - 1, 0) if bigram else length
-                end = units // page * page
+                assert key_units(length, bigram) == units
+                # of the key without its last unit, which may come again
+                end = max(units - 1, 0) // page * page
+                assert resend_end(units, page) == end
                 frontier = frontier_of(length, page, window, bigram)
-                assert key_end(length, page, bigram) == end
                 assert frontier % page == 0
                 # the first token that a request resumed at `end` attends to is end - window + 1
                 assert frontier <= max(0, end - window) < frontier + page or frontier == 0

@@ -49,7 +49,8 @@ def _slide(case: Case, a: dict[str, Array], row: int) -> int:
     tokens = int(state[ALLOCATED, row])
     if case.scalars["has_swa"]:
         units = max(tokens - 1, 0) if case.scalars["bigram"] else tokens
-        needed_from = max(units - units % size - keep, 0)
+        again = max(units - 1, 0)
+        needed_from = max(again - again % size - keep, 0)
         old, owned = int(state[FRONTIER, row]), int(state[OWNED, row])
         new = max(old, needed_from - needed_from % size)
         leaving = [p for p in range(new // size) if p * size >= max(old, owned)]

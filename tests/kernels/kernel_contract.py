@@ -79,7 +79,8 @@ def _slide(a: dict[str, Array], num_rows: int, page_size: int, keep: int, bigram
     for row in a["rows"][:num_rows].tolist():
         computed, _, owned, old = a["row_state"][:, row].tolist()
         units = max(0, computed - 1) if bigram else computed
-        end = math.floor(units / page_size) * page_size
+        # the key may come again without its last unit
+        end = math.floor(max(0, units - 1) / page_size) * page_size
         new = max(old, math.floor(max(0, end - keep) / page_size) * page_size)
         for page in range(math.ceil(computed / page_size)):
             first, last = page * page_size, (page + 1) * page_size - 1

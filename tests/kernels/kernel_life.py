@@ -146,8 +146,8 @@ class Life:
         rows = self._some_rows()
         for row in rows:
             computed, _, old = self.rows[row]
-            key_end = computed // self.page_size * self.page_size
-            new = max(old, max(0, key_end - self.keep) // self.page_size * self.page_size)
+            last_end = max(0, computed - 1) // self.page_size * self.page_size
+            new = max(old, max(0, last_end - self.keep) // self.page_size * self.page_size)
             self.swa_free += (new - old) // self.page_size
             self.rows[row][2] = new
         slide(

@@ -17,6 +17,7 @@ from kvcache import (
     KVCacheManager,
     MatchBatch,
     Ragged,
+    ReceiptError,
     StaleMatchError,
 )
 from kvcache.checkpoints import Every
@@ -69,12 +70,20 @@ BAD_ROWS: dict[str, tuple[Callable[[World], Any], str]] = {
     "two dimensions": (lambda w: [[w.row]], r"rows must be 1-D, got shape \(1, 1\)"),
     "ragged": (lambda w: [[w.row], []], "rows must be 1-D and hold integers"),
     "none": (lambda w: [None], "rows must hold integers, got object"),
-    "a negative row": (lambda w: [w.row, -1], r"rows\[1\] must be a running row, once; got -1"),
-    "a row past the last": (lambda w: [w.row, 6], r"rows\[1\] must be a running row, once; got 6"),
-    "a row that wraps": (lambda w: [w.row, w.other + 2**32], "rows must fit int32, got"),
-    "a row that no request has": (lambda w: [w.row, 5], r"rows\[1\] must be a running row"),
-    "an ended row": (lambda w: [w.row, w.ended], r"rows\[1\] must be a running row"),
-    "a row twice": (lambda w: [w.row, w.other, w.row], r"rows\[2\] must be a running row, once"),
+    "a handle that wraps": (
+        lambda w: [w.row, 2**64 + w.other],
+        "rows must hold integers, got object",
+    ),
+    "a row twice": (lambda w: [w.row, w.other, w.row], r"rows\[2\] must be named once, got"),
+}
+_NEVER = r"rows\[1\] must be the handle of a running request, got .*: it was never given out"
+BAD_HANDLES: dict[str, tuple[Callable[[World], Any], str]] = {
+    "a negative handle": (lambda w: [w.row, -1], _NEVER),
+    "an index": (lambda w: [w.row, 1], _NEVER),
+    "a row past the last": (lambda w: [w.row, (1 << 32) + 6], _NEVER),
+    "a row that no request has": (lambda w: [w.row, (1 << 32) + 5], _NEVER),
+    "a generation to come": (lambda w: [w.row, w.other + 2**32], _NEVER),
+    "an ended row": (lambda w: [w.row, w.ended], r"rows\[1\] .* has ended"),
 }
 # accepted where the device is the host
 ON_DEVICE = "of the device"
@@ -85,6 +94,14 @@ BAD_ROWS[ON_DEVICE] = (
 for _call, _make in WITH_ROWS.items():
     for _name, (_rows, _message) in BAD_ROWS.items():
         refused(f"{_call}: rows: {_name}", lambda w, m=_make, r=_rows: m(w, r(w)), _message)
+
+    for _name, (_rows, _message) in BAD_HANDLES.items():
+        refused(
+            f"{_call}: rows: {_name}",
+            lambda w, m=_make, r=_rows: m(w, r(w)),
+            _message,
+            ReceiptError,
+        )
 
 # -- namespaces, match, admit ----------------------------------------------------------------------
 
@@ -353,10 +370,6 @@ BAD_KEYS: dict[str, tuple[Callable[[World], tuple[Any, ...]], str]] = {
     "no KeyBatch": (lambda w: ([w.key, w.other_key],), "keys must be a KeyBatch, got list"),
     "fewer keys": (lambda w: (pack(w.key),), "keys must have 2 entries, got 1"),
     "more keys": (lambda w: (pack(w.key, w.other_key, w.key),), "keys must have 2 entries, got 3"),
-    "too short": (
-        lambda w: (pack(w.key, w.other_key[:36]),),
-        r"keys\[1\] must have at least computed_len \(37\) tokens, got 36",
-    ),
     "contradicts the prefix": (
         lambda w: (pack(w.key, changed(w.other_key, 20, 7)),),
         r"keys\[1\] must repeat the prefix of row 1",

@@ -50,6 +50,7 @@ class World:
                 bigram=bigram,
                 checkpoints=(Branch(), Hints()),
                 max_namespaces=3,
+                debug=True,
                 device=device,
             )
         )

@@ -17,7 +17,10 @@ def run_of(first: int, length: int) -> list[int]:
 
 
 class Scene:
-    """An oracle that hands itself the lowest free pages, and requests by row."""
+    """An oracle that hands itself the lowest free pages, and requests by row.
+
+    Most requests here end a token behind a page: exactly at one, they keep a window for the page before too.
+    """
 
     def __init__(self, **config: Any) -> None:
         defaults = {"page_size": 4, "window": 8, "full_pages": 64, "swa_pages": 64}
@@ -38,6 +41,7 @@ class Scene:
 
     def start(self, row: int, key: list[int], namespace: int = 0) -> Match:
         found = self.find(key, namespace=namespace)
+        self.oracle.handles.clear()  # rows go by small numbers here, again and again
         self.oracle.admit([found], [row])
         self.oracle.check()
         return found
