@@ -34,7 +34,7 @@ def test_a_key_shorter_than_the_prefix_hands_over_nothing(bigram: bool) -> None:
     row = cache.start(key)
     cache.compute(row, 33)
     for length in (0, 1, 5, 8):
-        assert cache.commit(row, key[:length]) == 28 + 4 * (not bigram and length < 0)
+        assert cache.commit(row, key[:length]) == (28 if bigram else 32)
     cache.finish(row, key[:9])
     assert cache.match(key)[0] >= 28
 
@@ -59,18 +59,17 @@ class LaggingEngine:
 
     def __init__(self, seed: int, page_size: int, window: int, bigram: bool) -> None:
         self.rng = random.Random(seed)
-        self.cache = ByHand(page_size, window, bigram=bigram, full_pages=120, swa_pages=90)
+        pages = 480 // page_size
+        self.cache = ByHand(
+            page_size, window, bigram=bigram, full_pages=pages, swa_pages=pages * 3 // 4
+        )
         self.truth: dict[int, list[int]] = {}  # all tokens, by row
         self.seen: dict[int, int] = {}  # how many of them the host knows
 
     def begin(self, name: int) -> None:
         text = run_of(name % 3, self.rng.randint(6, 40)) + run_of(10 + name, 3)
         row = self.cache.start(text)
-        try:
-            self.cache.compute(row, len(text))
-        except Exception:
-            self.cache.m.abort([row])
-            raise
+        self.cache.compute(row, len(text))
         self.truth[row], self.seen[row] = text, len(text)
 
     def step(self) -> None:
