@@ -16,14 +16,16 @@ _COMMENT = re.compile(r"\s# (.+)$")
 
 
 class FieldComments(griffe.Extension):  # type: ignore[misc]  # griffe is not where mypy runs
-    """Gives a field without a docstring the comment at the end of its last line."""
+    """Gives a field without a docstring the comment behind it, wherever the formatter put that."""
 
     def on_attribute_instance(self, *, attr: Any, **_: Any) -> None:
         """Look behind the attribute for a comment; griffe calls this for each."""
         if attr.docstring is not None or not attr.endlineno or not attr.parent.is_class:
             return
-        found = _COMMENT.search(attr.lines_collection[attr.filepath][attr.endlineno - 1])
-        if found:
+        lines = attr.lines_collection[attr.filepath][attr.lineno - 1 : attr.endlineno]
+        comments = [found[1] for found in map(_COMMENT.search, lines) if found]
+        if comments:
+            text = " ".join(comments)
             attr.docstring = griffe.Docstring(
-                found[1], lineno=attr.endlineno, endlineno=attr.endlineno, parent=attr
+                text, lineno=attr.lineno, endlineno=attr.endlineno, parent=attr
             )
