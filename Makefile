@@ -17,7 +17,7 @@ OLD_PIP := $(OLD_BIN)/python -m pip --disable-pip-version-check install --quiet 
 PYTEST := $(BIN)/pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton-old lint format types bench bench-peers gpu-check wheel-check coverage mutants soak clean
+.PHONY: help demo test test-triton-old lint format types docs bench bench-peers gpu-check wheel-check coverage mutants soak clean
 
 help:
 	@echo 'make demo         replay a workload under all policies (TRACE=path: replay that trace)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-triton-old  interpreted, compiled and native kernels under triton 3.6.0'
 	@echo 'make lint         ruff: check and format --check (make format: repair)'
 	@echo 'make types        mypy'
+	@echo 'make docs         the documentation as a site, in build/site; a warning fails'
 	@echo 'make bench        kvcache bench (BENCH_ARGS), and the scripts of perf/'
 	@echo 'make gpu-check    on a machine with a GPU: tests, sanitizer, benchmarks, number goals (OUT=folder)'
 	@echo '                  no network there: python3 tools/gpu_check.py, which says what it needs'
@@ -45,6 +46,10 @@ help:
 
 .venv/.installed-dev: .venv/.installed
 	$(PIP) -e '.[test,plot,dev]'
+	@touch $@
+
+.venv/.installed-docs: .venv/.installed
+	$(PIP) -e '.[test,plot,docs]'
 	@touch $@
 
 demo: .venv/.installed
@@ -99,6 +104,11 @@ format: .venv/.installed-dev
 types: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/mypy tools
+
+# what the site holds of the sources is read, never imported. The variable: mkdocs-material would print news.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: .venv/.installed-docs
+	$(BIN)/mkdocs build --strict
 
 # files, not modules: see PYTEST above. perf/compile_table.py is no benchmark: it writes what tests/aot compares with.
 bench: .venv/.installed

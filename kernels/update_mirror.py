@@ -133,7 +133,9 @@ def update_mirror(
         records: [num_records, 8] int32, out.
         table: [slots, 2] int32, out.
         tokens: [slab_slots * page_size] int32, out.
-        num_nodes, num_slots, num_pages: how many of each; num_pages * page_size < 2^31.
+        num_nodes: how many records.
+        num_slots: how many entries.
+        num_pages: how many pages of tokens; num_pages * page_size < 2^31.
         page_size: tokens per page, >= 1.
 
     Raises:

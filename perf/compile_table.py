@@ -81,7 +81,7 @@ def render(results: dict[str, Any]) -> str:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """Return the table of README.md: the most of each kernel at any flags, on sm_90, by version."""
+    """Return the table of docs/benchmarks.md: the most of each kernel at any flags, on sm_90, by version."""
     lines = [
         f"| {' / '.join(results)} | registers | spills | barriers | 16-byte loads, stores | variants |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -113,7 +113,7 @@ def main() -> None:
     path.write_text(json.dumps(results, indent=1) + "\n")
     (RESULTS / "compile.md").write_text(render(results))
     print(
-        f"{summary(results)}\n\nwrote {path} and compile.md beside it; README.md shows this table"
+        f"{summary(results)}\n\nwrote {path} and compile.md beside it; docs/benchmarks.md shows this table"
     )
 
 

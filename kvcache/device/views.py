@@ -128,7 +128,8 @@ class Views:
         """Return the list of Full token slots, page * page_size + offset, for backends of page size 1.
 
         Args:
-            rows, lens: As in `page_table`.
+            rows: As in `page_table`.
+            lens: As in `page_table`.
             dtype: torch.int32, or torch.int64 (SGLang's Triton backend).
 
         Raises:

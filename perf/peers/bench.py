@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import agree
+import figures
 import report
 import torch
 import w_engine
@@ -103,6 +104,9 @@ def main() -> None:
         type=Path,
         help="folder of the results (default: perf/results/cpu; quick: build/peers)",
     )
+    parser.add_argument(
+        "--append", action="store_true", help="add to the runs of peers.json: ranges over several"
+    )
     args = parser.parse_args()
     # the figures that README cites are of a whole run
     args.out = args.out or (ROOT / "build" / "peers" if args.quick else RESULTS)
@@ -112,14 +116,14 @@ def main() -> None:
     benches = [run(p, w, args) for p in args.page_sizes for w in args.windows]
     notes = {"start-up, seconds": start_up(), "quick": args.quick, "full": args.full}
     print("\n\n".join(report.markdown(bench) for bench in benches))
-    if len(benches) > 1:
-        print(f"\n### In short\n\n{report.summary(benches)}\n")
     for name, seconds in notes["start-up, seconds"].items():
         print(f"- start-up, {name}: {seconds:.2f} s")
     print(f"- machine: {report.machine()}")
-    report.write_json(args.out / "peers.json", report.as_json(benches, notes))
-    report.plot(benches, args.out / "peers.png")
-    print(f"wrote {args.out}/peers.json and peers.png")
+    path = args.out / "peers.json"
+    found = report.write_json(path, report.as_json(benches, notes), append=args.append)
+    print(f"\n### In short\n\n{figures.summary(found)}\n\n{figures.ranges(found)}\n")
+    figures.plot(found, path.with_suffix(".png"))
+    print(f"wrote {path} and {path.with_suffix('.png').name}")
 
 
 if __name__ == "__main__":

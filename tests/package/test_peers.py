@@ -16,7 +16,18 @@ from kvcache import CacheConfig, KeyBatch, KVCacheManager
 from kvcache.tree import arrays as a
 
 PEERS = Path(__file__).parents[2] / "perf" / "peers"
-MODULES = ("side", "timing", "report", "ours_side", "makers", "agree", "w_tree", "w_engine", "run")
+MODULES = (
+    "side",
+    "timing",
+    "report",
+    "figures",
+    "ours_side",
+    "makers",
+    "agree",
+    "w_tree",
+    "w_engine",
+    "run",
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +107,66 @@ def test_limits_that_need_no_peer(peers: SimpleNamespace) -> None:
     }
 
 
+def test_a_case_without_a_goal_cannot_fall_short(peers: SimpleNamespace) -> None:
+    sides = {"SGLang Rust": [2.0], "kvcache": [1.0]}
+    bench = bench_of(
+        peers, **{"W1 match cold, batch 64": sides, "W1 match cold, batch 1": dict(sides)}
+    )
+    assert found(peers, bench) == {"W1 match cold, batch 1": (2.0, False)}
+
+
 def test_tables_name_what_falls_short(peers: SimpleNamespace) -> None:
-    case = "W3 evict one tail"
     sides = {"SGLang Python": [900.0], "SGLang Rust": [240.0], "kvcache": [10.0]}
-    near, far = bench_of(peers, **{case: sides}), bench_of(peers, **{case: sides})
-    far.samples[case]["SGLang Rust"].cpu = [70.0]
-    assert "SHORT: W3 evict one tail: 24.00 (goal >= 25x Rust)" in peers.report.markdown(near)
-    row = peers.report.summary([near, far]).splitlines()[-1]
-    assert row == "| W3 evict one tail | 900.0 | 240.0 | 10.00 | **24.0** | 25 | **7.0** |"
+    bench = bench_of(peers, **{"W3 evict one tail": sides})
+    assert "SHORT: W3 evict one tail: 24.00 (goal >= 25x Rust)" in peers.report.markdown(bench)
+
+
+# -- figures ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_runs(
+    peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> dict[str, Any]:
+    """A file of two runs at W = 128 and one at W = 4096: Rust is 24, 30 and 7 times slower; W5 20, 20, 20."""
+    monkeypatch.setattr(peers.report, "version", lambda name: "0.5.20")
+    whole: dict[str, Any] = {}
+    for rust, window in ((240.0, 128), (70.0, 4096), (300.0, 128)):
+        sides = {"SGLang Python": [900.0], "SGLang Rust": [rust], "kvcache": [10.0]}
+        parts = {
+            f"W5 turn 30, {part}": {"SGLang Rust": [200.0], "kvcache": [10.0]}
+            for part in ("match", "admit", "finish")
+        }
+        bench = bench_of(peers, **{"W3 evict one tail": sides, **parts})
+        bench.window = window
+        new = peers.report.as_json([bench], {})
+        whole = peers.report.write_json(tmp_path / "peers.json", new, append=True)
+    return whole
+
+
+def test_runs_are_added_to_a_file_and_ratios_become_ranges(
+    peers: SimpleNamespace, three_runs: dict[str, Any]
+) -> None:
+    assert peers.figures.ranges(three_runs).splitlines()[2:] == [
+        "| W3: evict one tail of 64 tokens |  | 7.0 to 30 |",
+        "| W5: turn 30 of a conversation: match, admit, finish | 20 |  |",
+    ]
+    head, _, tail, turn = peers.figures.summary(three_runs).splitlines()
+    assert head.endswith("| times faster than Rust | P = 64, W = 4096 |")
+    assert tail == "| W3: evict one tail of 64 tokens | 900.00 | 270.00 | 10.00 | 24 to 30 | 7.0 |"
+    assert turn.startswith("| W5: turn 30 of a conversation: match, admit, finish |  | 600.00 | 30")
+
+
+def test_a_plot_is_drawn_from_the_file_alone(
+    peers: SimpleNamespace, three_runs: dict[str, Any], tmp_path: Path
+) -> None:
+    peers.figures.plot(three_runs, tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_case_with_a_goal_is_shown(peers: SimpleNamespace) -> None:
+    shown = {case for row in peers.figures.SHOWN for case in (row.many, row.one)}
+    assert {goal.case for goal in peers.report.GOALS} <= shown
 
 
 def test_time_is_per_request(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
