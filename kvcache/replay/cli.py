@@ -43,7 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "replay",
-        help="replay a trace or a workload through the manager",
         description="Replay a request trace (Mooncake or agentic JSONL, plain or gzip) or a named "
         "workload through the manager with a simulated engine, and report hit rates and costs.",
     )
