@@ -20,6 +20,10 @@ from kvcache.errors import InvalidInputError
 COMMANDS = {
     "replay": ("kvcache.replay.cli", "replay a trace or a workload through the manager"),
     "bench": ("kvcache.bench.cli", "time each kernel against torch and SGLang's operations"),
+    "compile": (
+        "kvcache.compile_cli",
+        "compile and store all code, so that no request waits for it",
+    ),
     "validate": ("kvcache.validate.cli", "compare the manager with its oracle on random calls"),
 }
 

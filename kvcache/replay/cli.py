@@ -267,7 +267,7 @@ def _replay_all(
     runs: list[tuple[ReplayResult, Timeline]] = []
     config = next(iter(configs.values()))
     with _progress(args, "compiling, which only the first run has to", None):
-        warm_up(config.device)
+        warm_up(config.cache_config(trace))
     for policy, each in configs.items():
         with _progress(args, policy, len(trace)) as on_end:
             engine = Engine(trace, each, policy=policy, on_end=on_end)
