@@ -400,6 +400,7 @@ from kvcache.checkpoints import parse_checkpoints
 from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
 from kvcache.replay.engine import Engine
+from kvcache.replay.warmup import warm_up
 from kvcache.replay.workloads import WorkloadSizes, make_workload
 
 sizes = WorkloadSizes(
