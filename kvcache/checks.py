@@ -49,9 +49,12 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
 
 
 def as_int_array(name: str, values: Any, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return `values` as a contiguous 1-D array of `dtype`; integers only, nothing is rounded or wrapped."""
+    """Return `values` as a contiguous 1-D array of `dtype`; integers only, nothing is rounded or wrapped.
+
+    A read-only or unaligned array is copied: to numba it is of another type, and it would compile anew.
+    """
     if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1:
-        return values if values.flags.c_contiguous else values.copy()
+        return values if values.flags.carray else values.copy()
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):  # a ragged list, a tensor on a device

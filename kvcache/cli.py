@@ -15,11 +15,16 @@ from importlib import import_module
 from kvcache import __version__
 from kvcache.errors import InvalidInputError
 
-# a subcommand is imported only if it may be asked for: some pull in torch and numba
+# of a subcommand: the module, imported only where it is asked for (some pull in torch and numba, which takes
+# seconds), and what --help says
 COMMANDS = {
-    "replay": "kvcache.replay.cli",
-    "bench": "kvcache.bench.cli",
-    "validate": "kvcache.validate.cli",
+    "replay": ("kvcache.replay.cli", "replay a trace or a workload through the manager"),
+    "bench": ("kvcache.bench.cli", "time each kernel against torch and SGLang's operations"),
+    "compile": (
+        "kvcache.compile_cli",
+        "compile and store all code, so that no request waits for it",
+    ),
+    "validate": ("kvcache.validate.cli", "compare the manager with its oracle on random calls"),
 }
 
 # exit status for bad input, as argparse has it too
@@ -27,17 +32,19 @@ USAGE_ERROR = 2
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for a command line: with one subcommand if it names one, else with all."""
+    """Return the parser for a command line: with the arguments of the subcommand that it begins with."""
     parser = argparse.ArgumentParser(
         prog="kvcache",
         description="Prefix-cache manager for models that mix full and sliding-window attention.",
     )
     parser.add_argument("--version", action="version", version=f"kvcache {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    named = argv[0] if argv and argv[0] in COMMANDS else None
-    for name, module in COMMANDS.items():
-        if named in (None, name):
+    named = next((word for word in argv if word != "--"), None)
+    for name, (module, summary) in COMMANDS.items():
+        if name == named:
             import_module(module).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
     return parser
 
 

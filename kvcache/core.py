@@ -35,6 +35,17 @@ class CacheCore:
         self._namespaces = Namespaces(self.tree)
         self._matcher: DeviceMatcher | None = None
 
+    def warm_up(self) -> None:
+        """Have all that any call may run compiled and loaded, so that no request waits for it.
+
+        A small cache with the flags of this one makes every call once; this one is not touched. Waits for
+        the device. What it takes, and how to have it done when an image is built: docs/startup.md.
+        """
+        from kvcache.warmup import warm_up  # which imports the manager, and that this module
+
+        self._state.check_idle()
+        warm_up(self.config)
+
     # -- what the engine may read ------------------------------------------------------------------------
 
     @property

@@ -38,3 +38,7 @@ class BrokenError(KVCacheError):
 
 class ConcurrentCallError(KVCacheError):
     """A second thread called while a call was under way. The manager belongs to one thread at a time."""
+
+
+class CacheFolderWarning(UserWarning):
+    """Compiled code cannot be kept: every process compiles it anew. Names the folder and the remedy."""

@@ -24,6 +24,7 @@ from kvcache.tree.changes import (
 )
 from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
+from kvcache.tree.tokens import copy_tokens
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -127,7 +128,8 @@ def take_changes(
                 if seen_pages[page] == 0:
                     seen_pages[page] = 1
                     page_ids[pages] = page
-                    page_rows[pages, :] = tokens[page * page_size : (page + 1) * page_size]
+                    # an assignment of slices would take a second to compile, for its error messages
+                    copy_tokens(page_rows[pages], 0, tokens, page * page_size, page_size)
                     pages += 1
     for i in range(slots):
         seen_slots[slot_ids[i]] = 0

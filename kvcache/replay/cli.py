@@ -43,7 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "replay",
-        help="replay a trace or a workload through the manager",
         description="Replay a request trace (Mooncake or agentic JSONL, plain or gzip) or a named "
         "workload through the manager with a simulated engine, and report hit rates and costs.",
     )
@@ -268,7 +267,7 @@ def _replay_all(
     runs: list[tuple[ReplayResult, Timeline]] = []
     config = next(iter(configs.values()))
     with _progress(args, "compiling, which only the first run has to", None):
-        warm_up(config.device)
+        warm_up(config.cache_config(trace))
     for policy, each in configs.items():
         with _progress(args, policy, len(trace)) as on_end:
             engine = Engine(trace, each, policy=policy, on_end=on_end)

@@ -34,7 +34,6 @@ def add_parser(subparsers: Any) -> None:
     """Add `validate` to the subcommands of `kvcache`."""
     parser = subparsers.add_parser(
         "validate",
-        help="compare the manager with its oracle on random calls",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {
     "__init__.py": "",
     "checks.py": "",
-    "errors.py": "TEN_THOUSAND = 10000\n",
+    "errors.py": "TEN_THOUSAND = 10000\nclass CacheFolderWarning(UserWarning): ...\n",
     "kernels/__init__.py": "",
     "kernels/layout.py": "TEN = 10\n",
     "replay/__init__.py": "",
@@ -159,6 +159,28 @@ def forbid_caches(folder: Path) -> dict[str, str]:
     return {"HOME": home, "XDG_CACHE_HOME": home, "NUMBA_CACHE_DIR": home}
 
 
+# print each warning: its category, and its text as one word
+SHOW_WARNINGS = (
+    "import tempfile, warnings\n"
+    "warnings.showwarning = lambda text, kind, *_: print(kind.__name__, str(text).replace(' ', '_'))\n"
+)
+# as a folder is that cannot be written; root may write everywhere
+REFUSE_TO_WRITE = (
+    "def refuse(*_, dir, **__):\n"
+    "    raise PermissionError(13, 'Permission denied', dir)\n"
+    "tempfile.TemporaryFile = refuse\n"
+)
+
+
+def told_of(folder: Path) -> list[str]:
+    """What the process is told where compiled code cannot be stored."""
+    text = (
+        f"compiled code cannot be stored in {folder}: every process compiles it anew, for some 20 s. "
+        "Make the folder writable, or set NUMBA_CACHE_DIR to one that is"
+    )
+    return ["CacheFolderWarning", text.replace(" ", "_")]
+
+
 def test_second_process_takes_the_code_from_disk(package: Path, run: Runner) -> None:
     assert run(CALL_AND_COUNT_HITS, package) == ["11111", "0", "0"]
     # the code of the outer function brings that of the inner one along
@@ -226,8 +248,39 @@ def test_damaged_cache_is_replaced(package: Path, run: Runner) -> None:
 
 def test_runs_where_no_cache_can_be_written(package: Path, run: Runner) -> None:
     environment = forbid_caches(package)
-    assert run(CALL_AND_COUNT_HITS, package, **environment) == ["11111", "0", "0"]
+    code = SHOW_WARNINGS + CALL_AND_COUNT_HITS
+    told = told_of(package / "home")
+    assert run(code, package, **environment) == [*told, "11111", "0", "0"]
     assert not list(package.rglob("*.nb[ci]"))
+
+
+def test_folder_that_cannot_be_written_is_named_once(package: Path, run: Runner) -> None:
+    environment = forbid_caches(package)
+    # numba changes the filters of warnings when it compiles: Python's own memory of them is lost
+    code = SHOW_WARNINGS + CALL
+    assert run(code, package, **environment) == [*told_of(package / "home"), "11111"]
+    del environment["NUMBA_CACHE_DIR"]
+    assert run(code, package, **environment) == [*told_of(package / "kvcache"), "11111"]
+    assert run(SHOW_WARNINGS + CALL, package, NUMBA_CACHE_DIR=str(package / "new")) == ["11111"]
+
+
+def test_folder_that_cannot_be_written_any_more_is_named_once(package: Path, run: Runner) -> None:
+    code = SHOW_WARNINGS + CALL.replace("print", REFUSE_TO_WRITE + "print")
+    assert run(code, package) == [*told_of(package / "kvcache"), "11111"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NUMBA_CACHE_DIR": "filled"}], ids=["tree", "own"])
+def test_filled_cache_is_read_where_it_cannot_be_written(
+    package: Path, run: Runner, environment: dict[str, str]
+) -> None:
+    environment = {name: str(package / folder) for name, folder in environment.items()}
+    run(CALL, package, **environment)
+    code = SHOW_WARNINGS + REFUSE_TO_WRITE + CALL_AND_COUNT_HITS
+    assert run(code, package, **environment) == ["11111", "1", "0"]
+    # code of other sources is as good as none
+    edit(package / "kvcache" / "tree" / "units.py", "UNIT = 1", "UNIT = 2")
+    told = told_of(package / environment.get("NUMBA_CACHE_DIR", "kvcache"))
+    assert run(code, package, **environment) == [*told, "11112", "0", "0"]
 
 
 def test_whole_package_imports_where_no_cache_can_be_written(tmp_path: Path, run: Runner) -> None:
@@ -236,20 +289,21 @@ def test_whole_package_imports_where_no_cache_can_be_written(tmp_path: Path, run
     )
     environment = forbid_caches(tmp_path)
     code = (
-        "import importlib, pkgutil, kvcache\n"
+        f"{SHOW_WARNINGS}import importlib, pkgutil, kvcache\n"
         "for module in pkgutil.walk_packages(kvcache.__path__, 'kvcache.'):\n"
         "    if not module.name.endswith('__main__'):\n"
         "        importlib.import_module(module.name)\n"
         "print(kvcache.__file__)\n"
     )
-    assert run(code, tmp_path, **environment) == [str(tmp_path / "kvcache" / "__init__.py")]
+    where = str(tmp_path / "kvcache" / "__init__.py")
+    assert run(code, tmp_path, **environment) == [*told_of(tmp_path / "home"), where]
 
 
 def test_folder_that_goes_away_before_the_first_call_is_no_error(
     package: Path, run: Runner
 ) -> None:
     goes_away = (
-        "import shutil\n"
+        f"{SHOW_WARNINGS}import shutil\n"
         "from pathlib import Path\n"
         "from kvcache.tree.walk import walk\n"
         "cache = Path('kvcache/tree/__pycache__')\n"
@@ -257,7 +311,7 @@ def test_folder_that_goes_away_before_the_first_call_is_no_error(
         "cache.write_text('')\n"
         "print(walk(1))\n"
     )
-    assert run(goes_away, package) == ["11001"]
+    assert run(goes_away, package) == [*told_of(package / "kvcache"), "11001"]
 
 
 def test_bounds_checks_are_not_lost_to_a_cache_without_them(package: Path, run: Runner) -> None:

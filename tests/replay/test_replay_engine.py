@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -17,7 +20,6 @@ from kvcache.replay.counters import ReplayResult
 from kvcache.replay.engine import Engine
 from kvcache.replay.readers import read_trace
 from kvcache.replay.trace import Trace
-from kvcache.replay.warmup import warm_up
 from kvcache.replay.workloads import WORKLOADS, WorkloadSizes, make_workload
 
 ALL_CALLS = {
@@ -392,10 +394,38 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> 
         config(**changes)
 
 
-def test_the_warm_up_makes_every_call() -> None:
-    """What it leaves out would be compiled while it is timed."""
-    result = warm_up("cpu")
-    assert result.calls.keys() == ALL_CALLS
-    assert result.evicted_full_pages > 0
-    assert result.evicted_swa_pages > 0
-    assert result.leaked_pages == 0
+AFTER_WARM_UP = """
+import numba.core.event as event
+from kvcache.checkpoints import parse_checkpoints
+from kvcache.replay.bound import replay_bound
+from kvcache.replay.config import EngineConfig
+from kvcache.replay.engine import Engine
+from kvcache.replay.warmup import warm_up
+from kvcache.replay.workloads import WorkloadSizes, make_workload
+
+sizes = WorkloadSizes(
+    requests=24, system_len=24, question_len=6, output_len=20, trees=2, depth=2, fanout=2
+)
+config = EngineConfig(
+    page_size=4, window=8, full_tokens=120, swa_tokens=64, chunk=32, running=6, abort_every=5,
+    checkpoints=parse_checkpoints("branch,hints,every=8"),
+)
+trace = make_workload("forest", sizes)
+warm_up(config.cache_config(trace))
+# the lock is taken for a load from disk too
+with event.install_recorder("numba:compiler_lock") as seen:
+    result = Engine(trace, config).run()
+    replay_bound(trace, page_size=4, decode=True)
+assert not seen.buffer, len(seen.buffer)
+assert result.evicted_full_pages > 0
+assert result.evicted_swa_pages > 0
+print(*result.calls)
+"""
+
+
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="numba's compiler is off")
+def test_a_replay_compiles_nothing_after_its_warm_up() -> None:
+    argv = [sys.executable, "-c", AFTER_WARM_UP]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == ALL_CALLS
