@@ -18,6 +18,7 @@ from kvcache.keys import KeyBatch, Ragged
 from kvcache.manager import KVCacheManager
 from kvcache.match_batch import MatchBatch
 from kvcache.results import Capacity, CommitResult, EvictResult, Stats
+from kvcache.types import Lens, Rows
 
 __version__ = "0.1.0"
 
@@ -40,11 +41,13 @@ __all__ = [
     "KVCacheError",
     "KVCacheManager",
     "KeyBatch",
+    "Lens",
     "MatchBatch",
     "PageIndices",
     "PageTable",
     "Ragged",
     "ReceiptError",
+    "Rows",
     "StaleMatchError",
     "Stats",
     "Views",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from kvcache.namespaces import Namespaces
 from kvcache.results import Capacity, EvictResult, Stats
 from kvcache.rows import Int32Array
 from kvcache.state import CacheState
+from kvcache.types import Lens, Rows
 
 
 class CacheCore:
@@ -153,11 +153,11 @@ class CacheCore:
         self._state.plane.launches += 1 if slots.numel() else 0
         return out
 
-    def swa_page_table(self, rows: Any, lens: Any = None) -> PageTable:
+    def swa_page_table(self, rows: Rows, lens: Lens | None = None) -> PageTable:
         """Return the padded page table of the SWA window of rows; see kvcache.device.views."""
         return self.views.swa_page_table(rows, lens)
 
-    def swa_indices(self, rows: Any, lens: Any = None) -> PageIndices:
+    def swa_indices(self, rows: Rows, lens: Lens | None = None) -> PageIndices:
         """Return the SWA pages of the window of rows as CSR; see kvcache.device.views."""
         return self.views.swa_indices(rows, lens)
 

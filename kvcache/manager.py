@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcache import rows as row_ops
 from kvcache.checks import INT32, as_indices, as_int_array, check_tensor, check_type
@@ -17,6 +18,7 @@ from kvcache.match_batch import MatchBatch
 from kvcache.requests import check_lens, insert_requests, running_rows
 from kvcache.results import CommitResult
 from kvcache.rows import Int32Array, Int64Array
+from kvcache.types import Lens, Rows
 
 _NO_HINTS = np.zeros(0, np.int64)
 
@@ -49,7 +51,7 @@ class KVCacheManager(CacheCore):
     def match(
         self,
         keys: KeyBatch,
-        namespaces: Any = None,
+        namespaces: npt.ArrayLike | None = None,
         *,
         previous: MatchBatch | None = None,
         touch: bool = True,
@@ -60,7 +62,7 @@ class KVCacheManager(CacheCore):
     def match(
         self,
         keys: DeviceKeys,
-        namespaces: Any = None,
+        namespaces: npt.ArrayLike | None = None,
         *,
         touch: bool = True,
         on: Literal["device"],
@@ -69,7 +71,7 @@ class KVCacheManager(CacheCore):
     def match(
         self,
         keys: KeyBatch | DeviceKeys,
-        namespaces: Any = None,
+        namespaces: npt.ArrayLike | None = None,
         *,
         previous: MatchBatch | None = None,
         touch: bool = True,
@@ -112,7 +114,7 @@ class KVCacheManager(CacheCore):
         return MatchBatch(results, handles, self.tree)
 
     def _match_on_device(
-        self, keys: Any, namespaces: Any, previous: Any, touch: bool, on: str
+        self, keys: Any, namespaces: npt.ArrayLike | None, previous: Any, touch: bool, on: str
     ) -> DeviceMatch:
         if on not in ("host", "device"):
             raise InvalidInputError(f"on must be 'host' or 'device', got {on!r}")
@@ -134,7 +136,9 @@ class KVCacheManager(CacheCore):
         if batch.tree is not self.tree and len(batch):
             raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
 
-    def admit(self, batch: MatchBatch | DeviceMatch, index: Any = None) -> Int32Array:
+    def admit(
+        self, batch: MatchBatch | DeviceMatch, index: npt.ArrayLike | None = None
+    ) -> Int32Array:
         """Take a row for each request, lock its prefix, and bind the reused pages into the row.
 
         Args:
@@ -195,7 +199,7 @@ class KVCacheManager(CacheCore):
 
     # -- a request runs --------------------------------------------------------------------------------------
 
-    def extend(self, rows: Any, new_len: Any) -> None:
+    def extend(self, rows: Rows, new_len: Lens) -> None:
         """Give rows the pages for `new_len` tokens; evicts what it must first.
 
         Args:
@@ -224,7 +228,7 @@ class KVCacheManager(CacheCore):
         self._state.plane.extend(desc, total, widest, evicted)
         row_ops.set_lens(state, row_ops.ALLOCATED, rows, lens, True)
 
-    def step(self, rows: Any) -> None:
+    def step(self, rows: Rows) -> None:
         """Make room for one more token of each row: allocated_len = max(allocated_len, computed_len + 1).
 
         Raises:
@@ -245,7 +249,7 @@ class KVCacheManager(CacheCore):
         self._state.plane.step(rows, total, evicted)
         row_ops.step_lens(state, rows)
 
-    def advance(self, rows: Any, lens: Any = None) -> None:
+    def advance(self, rows: Rows, lens: Lens | None = None) -> None:
         """Say that the forward for these tokens is on the stream: computed_len = allocated_len, or `lens`.
 
         Args:
@@ -268,7 +272,7 @@ class KVCacheManager(CacheCore):
         else:
             row_ops.set_lens(state.state, row_ops.COMPUTED, rows, lens, False)
 
-    def slide(self, rows: Any) -> None:
+    def slide(self, rows: Rows) -> None:
         """Free the SWA pages of rows that fell out of the window: one launch for the batch.
 
         Once a row's window has left the prefix that it shares with the tree, the SWA lock on that goes too.
@@ -296,7 +300,7 @@ class KVCacheManager(CacheCore):
 
     # -- a request hands over --------------------------------------------------------------------------------
 
-    def commit(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
+    def commit(self, rows: Rows, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
         """Hand what rows have computed to the tree, with a live window at every checkpoint and at the end.
 
         Pages that the tree already had are freed and the row names the tree's; where it had a tombstone that
@@ -321,7 +325,7 @@ class KVCacheManager(CacheCore):
         self._state.plane.apply(ranges, rows, states=moved, row_state=self.rows.state)
         return result
 
-    def finish(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
+    def finish(self, rows: Rows, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
         """Commit, free the rest, unlock, and return the rows. Arguments and errors as for `commit`."""
         rows = self._rows(rows)
         requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
@@ -329,7 +333,7 @@ class KVCacheManager(CacheCore):
         self._end(rows, ranges)
         return result
 
-    def retract(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> MatchBatch:
+    def retract(self, rows: Rows, keys: KeyBatch, hints: Ragged | None = None) -> MatchBatch:
         """Commit what is computed and end the rows, so that the requests can be resumed.
 
         Returns:
@@ -347,7 +351,7 @@ class KVCacheManager(CacheCore):
         results = self.tree.match(keys.tokens, keys.starts, computed, handles, prefix, touch=False)
         return MatchBatch(results, handles, self.tree)
 
-    def abort(self, rows: Any) -> None:
+    def abort(self, rows: Rows) -> None:
         """End rows without inserting anything: free their own pages, unlock, return the rows.
 
         Raises:
@@ -380,6 +384,6 @@ class KVCacheManager(CacheCore):
         state.give_back(rows)
         self._state.plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
 
-    def _rows(self, rows: Any) -> Int32Array:
+    def _rows(self, rows: Rows) -> Int32Array:
         self._state.check_idle()
         return running_rows(self.rows, rows)

@@ -21,6 +21,7 @@ from kvcache.kernels.layout import ERROR_CODE, ERROR_FIELDS, ERROR_ROW, NO_PAGE,
 from kvcache.requests import running_rows
 from kvcache.rows import Int32Array
 from kvcache.state import state_of
+from kvcache.types import Rows
 
 # name of a view: (whether of the SWA window, whether a list, whether of token slots)
 _VIEWS = {
@@ -224,7 +225,7 @@ class DecodeStep:
     # -- what the host does around a step --------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def running(self, rows: Any) -> Iterator[None]:
+    def running(self, rows: Rows) -> Iterator[None]:
         """Run one step for `rows` in the body: replay the graph, or call what it captures.
 
         On entry everything is checked, pages are evicted if the step needs them, and the rows are uploaded if
