@@ -34,6 +34,18 @@ class CacheCore:
         self._namespaces = Namespaces(self.tree)
         self._matcher: DeviceMatcher | None = None
 
+    def __repr__(self) -> str:
+        config, state = self.config, self._state
+        about = f"page_size={config.page_size}, window={config.window}, device={config.device!r}"
+        if state.closed:
+            return f"{type(self).__name__}({about}, closed)"
+        running = config.max_rows - self.rows.num_free
+        free = f"{state.plane.full_top} of {config.full_pages} Full pages"
+        if config.has_swa:
+            free += f" and {state.plane.swa_top} of {config.swa_pages} SWA pages"
+        rows = f"{running} of {config.max_rows} rows running"
+        return f"{type(self).__name__}({about}: {rows}, {free} free)"
+
     # -- what the engine may read ------------------------------------------------------------------------
 
     @property

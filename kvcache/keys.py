@@ -106,6 +106,9 @@ class KeyBatch:
     def __len__(self) -> int:
         return self.starts.size
 
+    def __repr__(self) -> str:
+        return f"KeyBatch({len(self)} keys, {self.lens.sum()} tokens, {self.tokens.dtype})"
+
 
 class Ragged:
     """A list of ints for each request of a batch, flat: request i has `values[indptr[i]:indptr[i + 1]]`.
