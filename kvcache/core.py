@@ -26,8 +26,8 @@ class CacheCore:
 
     def __init__(self, config: CacheConfig) -> None:
         check_type("config", config, CacheConfig)
-        self.config = config
         self._state = CacheState(config)
+        self.config = self._state.config
         self.rows = self._state.rows
         self.tree = self._state.tree
         self.views = Views(self)
@@ -95,7 +95,7 @@ class CacheCore:
         Raises:
             IntegrityError: One is broken; the message names it.
         """
-        self._state.check_open()
+        self._state.check_stream()
         check_state(self._state)
 
     # -- namespaces ------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class CacheCore:
         Raises:
             CapacityError: `max_namespaces` are in use and none is empty.
         """
-        self._state.check_idle()
+        self._state.check_idle(launches=False)
         return self._namespaces.handle(key)
 
     def drop_namespace(self, handle: int) -> EvictResult:
@@ -155,7 +155,7 @@ class CacheCore:
 
     def translate(self, slots: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the SWA token slot of every Full token slot; see kvcache.kernels.translate."""
-        self._state.check_open()
+        self._state.check_stream()
         if not self.config.has_swa:
             raise InvalidInputError("translate needs a config with a window, got window=None")
         check_type("slots", slots, torch.Tensor)

@@ -28,7 +28,8 @@ class KVCacheManager(CacheCore):
 
     All calls take a batch, cost a bounded number of launches and at most one upload whatever the batch, and
     never wait for the device. A call that raises has changed nothing. Rows, lengths and receipts are checked;
-    lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one.
+    lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one. A
+    call on another stream than the first one, or while another device is current, is refused.
 
     Not thread-safe: one scheduler thread calls it.
 

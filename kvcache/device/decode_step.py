@@ -42,6 +42,9 @@ class DecodeStep:
     uploads nothing; when rows join or leave, `running` uploads the list once, outside of the graph. The host
     moves its own lengths and counts by the same rules, so nothing is read back.
 
+    A graph may be captured on any stream of the cache's device: torch.cuda.graph takes one of its own. Warm
+    up and replay on the stream of all other calls.
+
     Attributes:
         num_lanes: Lanes of the views; a batch has at most so many rows. Lanes beyond the batch are padding:
             length 0, page 0, an empty list.
@@ -81,7 +84,7 @@ class DecodeStep:
         max_slots: int | None = None,
     ) -> None:
         self._state = state_of(cache)
-        self._state.check_open()
+        self._state.check_stream()
         if max_slots is not None:
             check_int("max_slots", max_slots, low=0, high=2**31 - 1)
         config, plane = self._state.config, self._state.plane
@@ -139,7 +142,7 @@ class DecodeStep:
 
     def before_forward(self) -> None:
         """Make room for one token of each row and fill the views: 1 + len(views) launches."""
-        self._state.check_open()
+        self._state.check_stream(captured=True)
         plane = self._state.plane
         pools, host, config = plane.pools, plane.host, plane.config
         placed = plane.placed_rows()
@@ -186,7 +189,7 @@ class DecodeStep:
 
     def after_forward(self) -> None:
         """Say that the forward is on the stream, and free what fell out of the window: one launch."""
-        self._state.check_open()
+        self._state.check_stream(captured=True)
         plane = self._state.plane
         pools, host, config = plane.pools, plane.host, plane.config
         placed = plane.placed_rows()

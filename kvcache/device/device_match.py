@@ -114,6 +114,7 @@ class DeviceMatch:
             if self.results.is_cpu:
                 self._host = self.results
                 return
+            self._matcher.check_stream()
             host = staging_module.pinned_empty(self.results.numel()).view(self.results.shape)
             self._host = host.copy_(self.results, non_blocking=True)
             self._copied = staging_module.copy_event()
@@ -245,6 +246,11 @@ class DeviceMatcher:
                 max_pages=max_pages,
                 page_size=config.page_size,
             )
+
+    def check_stream(self) -> None:
+        """Raise InvalidInputError where a copy would not come behind the match; see StreamGuard."""
+        if self._plane.guard is not None:
+            self._plane.guard.check()
 
     def touch(self, results: Int32Array) -> None:
         """Make what a match found the most recent, as far as it still stands."""

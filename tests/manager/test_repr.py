@@ -37,6 +37,6 @@ def test_repr_does_no_device_work() -> None:
     with accelerator(run_kernels=False):
         cache = KVCacheManager(CacheConfig(**SIZES, window=8, swa_pages=32, device="kvdev"))
         with no_host_sync() as seen:
-            assert "device='kvdev'" in repr(cache)
+            assert "device='kvdev:0'" in repr(cache)
         assert not seen.ops
         assert not seen.launches
