@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from kvcache.checks import check_int, check_type
+from kvcache.checks import INT64, as_indices, as_int_array, check_int, check_type
 from kvcache.config import CacheConfig
 from kvcache.device.device_match import DeviceMatcher
 from kvcache.device.pools import Pools
 from kvcache.device.views import PageIndices, PageTable, Views
-from kvcache.errors import InvalidInputError
+from kvcache.errors import InvalidInputError, StaleMatchError
 from kvcache.integrity import check_state
 from kvcache.kernels.translate import translate
+from kvcache.match_batch import MatchBatch
 from kvcache.namespaces import Namespaces
 from kvcache.results import Capacity, EvictResult, Stats
-from kvcache.rows import Int32Array
+from kvcache.rows import Int32Array, Int64Array
 from kvcache.state import CacheState
 from kvcache.types import Lens, Rows
 
@@ -62,6 +65,61 @@ class CacheCore:
             self.rows.num_free,
             plane.full_top + tree.full_pages - tree.locked_full_pages,
             plane.swa_top + tree.swa_pages - tree.locked_swa_pages,
+        )
+
+    def admit_as_many(
+        self,
+        batch: MatchBatch,
+        new_len: Lens,
+        index: npt.ArrayLike | None = None,
+        *,
+        spare: int = 0,
+    ) -> int:
+        """Return how many requests, taken in order, can be admitted and extended now. Host work only.
+
+        The largest k for which `rows = admit(batch, index[:k])` and then `extend(rows, new_len[:k])` raise no
+        CapacityError. Evictable pages count as free, but for those that the requests would reuse.
+
+        Args:
+            batch: Result of a match on the host, or of `fetch` of one on the device.
+            new_len: [n] tokens that each request is to hold, reuse_len <= new_len <= max_len.
+            index: [n] which requests of the batch, in the order of admission; default: all.
+            spare: Pages of each pool that must be left, for rows that run already, say.
+
+        Raises:
+            StaleMatchError: A prefix, or what stood behind it in the tree, lost a page since the match.
+            InvalidInputError: A length or an index is out of range, or the batch is of another manager.
+
+        Example:
+            >>> num = cache.admit_as_many(batch, ends)
+            >>> rows = cache.admit(batch, range(num))
+            >>> cache.extend(rows, ends[:num])
+        """
+        self._state.check_idle(launches=False)
+        check_type("batch", batch, MatchBatch)
+        self._check_owner("batch", batch)
+        num, config = len(batch), self.config
+        chosen = np.arange(num) if index is None else as_indices("index", index, num)
+        lens: Int64Array = as_int_array("new_len", new_len, dtype=INT64)
+        spare = check_int("spare", spare, low=0)
+        if lens.size != chosen.size:
+            raise InvalidInputError(f"new_len must have {chosen.size} entries, got {lens.size}")
+        reuse = batch.reuse_len[chosen]
+        bad = np.flatnonzero((lens < reuse) | (lens > config.max_len))
+        if bad.size:
+            raise InvalidInputError(
+                f"new_len[{bad[0]}] must be in [{reuse[bad[0]]}, {config.max_len}], got {lens[bad[0]]}"
+            )
+        stale = self.tree.still_holds(batch.results, chosen, batch.namespaces)
+        if stale >= 0:
+            raise StaleMatchError(f"request {stale} must be matched again: its prefix was evicted")
+        room, size = self.capacity(), config.page_size
+        return self.tree.how_many_fit(
+            batch.results,
+            chosen[: room.rows],
+            (lens + size - 1) // size - reuse // size,
+            room.full_pages - spare,
+            room.swa_pages - spare,
         )
 
     def stats(self) -> Stats:
@@ -174,6 +232,10 @@ class CacheCore:
         return self.views.swa_indices(rows, lens)
 
     # -- shared checks ---------------------------------------------------------------------------------------
+
+    def _check_owner(self, name: str, batch: MatchBatch) -> None:
+        if batch.tree is not self.tree and len(batch):
+            raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
 
     def close(self) -> None:
         """Drop the device memory. Every later call raises ClosedError; closing again does nothing."""

@@ -133,10 +133,6 @@ class KVCacheManager(CacheCore):
         )
         return self._device_matcher().match(keys, handles, touch=touch)
 
-    def _check_owner(self, name: str, batch: MatchBatch) -> None:
-        if batch.tree is not self.tree and len(batch):
-            raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
-
     def admit(
         self, batch: MatchBatch | DeviceMatch, index: npt.ArrayLike | None = None
     ) -> Int32Array:

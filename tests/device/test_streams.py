@@ -14,7 +14,14 @@ from kvcache import CacheConfig, DecodeStep, InvalidInputError, KeyBatch, KVCach
 from kvcache.device.staging import Staging
 
 # calls that only read what the host knows
-HOST_ONLY = {"namespace", "match", "match, with a previous match", "capacity", "stats"}
+HOST_ONLY = {
+    "namespace",
+    "match",
+    "match, with a previous match",
+    "capacity",
+    "admit_as_many",
+    "stats",
+}
 OTHER_DEVICE = f"current device must be {NAME}:1, where the cache is, got {NAME}:0"
 OTHER_STREAM = r"stream must be that of the cache's first launch \(0x3\), got 0x5"
 
