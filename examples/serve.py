@@ -118,20 +118,12 @@ class Engine:
         if not self.waiting:
             return
         batch = self._look_up(self.waiting)
-        config = self.cache.config
-        rows, full, swa = self.cache.capacity()
-        chosen = []
-        for i, request in enumerate(self.waiting[:rows]):
-            reuse = int(batch.reuse_len[i])
-            chunk = min(len(request.tokens) - reuse, self.chunk_tokens)
-            pages, reused = -(-chunk // config.page_size), reuse // config.page_size
-            # what a request reuses is locked: it no longer counts as evictable
-            full -= pages + reused
-            swa -= pages + min(reused, config.keep_pages)
-            if self.running and (full < 0 or (config.has_swa and swa < 0)):
-                break
-            chosen.append(i)
-        self.start(batch, chosen)
+        # what each holds after its first chunk
+        lens = [len(request.tokens) for request in self.waiting]
+        ends = np.minimum(lens, batch.reuse_len + self.chunk_tokens)
+        num = self.cache.admit_as_many(batch, ends)
+        # alone, a request goes on with what there is
+        self.start(batch, list(range(num if self.running else max(num, 1))))
 
     def start(self, batch: MatchBatch, chosen: list[int]) -> None:
         """Admit some of the waiting requests; `batch` is a fresh look-up of all."""

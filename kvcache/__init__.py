@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvcache.manager import KVCacheManager
     from kvcache.match_batch import MatchBatch
     from kvcache.results import Capacity, CommitResult, EvictResult, Stats
+    from kvcache.types import Lens, Rows
 
 __version__ = "0.1.0"
 
@@ -52,11 +53,13 @@ __all__ = [
     "KVCacheError",
     "KVCacheManager",
     "KeyBatch",
+    "Lens",
     "MatchBatch",
     "PageIndices",
     "PageTable",
     "Ragged",
     "ReceiptError",
+    "Rows",
     "StaleMatchError",
     "Stats",
     "Views",
@@ -88,6 +91,7 @@ _NAMES = {
     "manager": ("KVCacheManager",),
     "match_batch": ("MatchBatch",),
     "results": ("Capacity", "CommitResult", "EvictResult", "Stats"),
+    "types": ("Lens", "Rows"),
 }
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from kvcache.checks import check_int, check_type
+from kvcache.checks import INT64, as_indices, as_int_array, check_int, check_type
 from kvcache.config import CacheConfig
 from kvcache.device.device_match import DeviceMatcher
 from kvcache.device.pools import Pools
 from kvcache.device.views import PageIndices, PageTable, Views
-from kvcache.errors import InvalidInputError
+from kvcache.errors import InvalidInputError, StaleMatchError
 from kvcache.integrity import check_state
 from kvcache.kernels.translate import translate
+from kvcache.match_batch import MatchBatch
 from kvcache.namespaces import Namespaces
 from kvcache.requests import running_rows
 from kvcache.results import Capacity, EvictResult, Stats
-from kvcache.rows import Int32Array
+from kvcache.rows import Int32Array, Int64Array
 from kvcache.state import CacheState, exclusive
+from kvcache.types import Lens, Rows
 
 
 class CacheCore:
@@ -27,13 +30,25 @@ class CacheCore:
 
     def __init__(self, config: CacheConfig) -> None:
         check_type("config", config, CacheConfig)
-        self.config = config
         self._state = CacheState(config)
+        self.config = self._state.config
         self.rows = self._state.rows
         self.tree = self._state.tree
         self.views = Views(self)
         self._namespaces = Namespaces(self.tree)
         self._matcher: DeviceMatcher | None = None
+
+    def __repr__(self) -> str:
+        config, state = self.config, self._state
+        about = f"page_size={config.page_size}, window={config.window}, device={config.device!r}"
+        if state.closed:
+            return f"{type(self).__name__}({about}, closed)"
+        running = config.max_rows - self.rows.num_free
+        free = f"{state.plane.full_top} of {config.full_pages} Full pages"
+        if config.has_swa:
+            free += f" and {state.plane.swa_top} of {config.swa_pages} SWA pages"
+        rows = f"{running} of {config.max_rows} rows running"
+        return f"{type(self).__name__}({about}: {rows}, {free} free)"
 
     def warm_up(self) -> None:
         """Have all that any call may run compiled and loaded, so that no request waits for it.
@@ -64,7 +79,7 @@ class CacheCore:
             plane.swa_top + tree.swa_pages - tree.locked_swa_pages,
         )
 
-    def index(self, rows: Any) -> Int32Array:
+    def index(self, rows: Rows) -> Int32Array:
         """Return [n] int32 indices of the rows that handles name: for `cache.rows`, or an engine's arrays.
 
         Raises:
@@ -73,6 +88,61 @@ class CacheCore:
         """
         self._state.check_open()
         return running_rows(self.rows, rows)
+
+    def admit_as_many(
+        self,
+        batch: MatchBatch,
+        new_len: Lens,
+        index: npt.ArrayLike | None = None,
+        *,
+        spare: int = 0,
+    ) -> int:
+        """Return how many requests, taken in order, can be admitted and extended now. Host work only.
+
+        The largest k for which `rows = admit(batch, index[:k])` and then `extend(rows, new_len[:k])` raise no
+        CapacityError. Evictable pages count as free, but for those that the requests would reuse.
+
+        Args:
+            batch: Result of a match on the host, or of `fetch` of one on the device.
+            new_len: [n] tokens that each request is to hold, reuse_len <= new_len <= max_len.
+            index: [n] which requests of the batch, in the order of admission; default: all.
+            spare: Pages of each pool that must be left, for rows that run already, say.
+
+        Raises:
+            StaleMatchError: A prefix, or what stood behind it in the tree, lost a page since the match.
+            InvalidInputError: A length or an index is out of range, or the batch is of another manager.
+
+        Example:
+            >>> num = cache.admit_as_many(batch, ends)
+            >>> rows = cache.admit(batch, range(num))
+            >>> cache.extend(rows, ends[:num])
+        """
+        self._state.check_idle(launches=False)
+        check_type("batch", batch, MatchBatch)
+        self._check_owner("batch", batch)
+        num, config = len(batch), self.config
+        chosen = np.arange(num) if index is None else as_indices("index", index, num)
+        lens: Int64Array = as_int_array("new_len", new_len, dtype=INT64)
+        spare = check_int("spare", spare, low=0)
+        if lens.size != chosen.size:
+            raise InvalidInputError(f"new_len must have {chosen.size} entries, got {lens.size}")
+        reuse = batch.reuse_len[chosen]
+        bad = np.flatnonzero((lens < reuse) | (lens > config.max_len))
+        if bad.size:
+            raise InvalidInputError(
+                f"new_len[{bad[0]}] must be in [{reuse[bad[0]]}, {config.max_len}], got {lens[bad[0]]}"
+            )
+        stale = self.tree.still_holds(batch.results, chosen, batch.namespaces)
+        if stale >= 0:
+            raise StaleMatchError(f"request {stale} must be matched again: its prefix was evicted")
+        room, size = self.capacity(), config.page_size
+        return self.tree.how_many_fit(
+            batch.results,
+            chosen[: room.rows],
+            (lens + size - 1) // size - reuse // size,
+            room.full_pages - spare,
+            room.swa_pages - spare,
+        )
 
     def stats(self) -> Stats:
         """Return all counts. Costs no device work."""
@@ -106,7 +176,7 @@ class CacheCore:
         Raises:
             IntegrityError: One is broken; the message names it.
         """
-        self._state.check_open()
+        self._state.check_stream()
         check_state(self._state)
 
     # -- namespaces ------------------------------------------------------------------------------------------
@@ -121,7 +191,7 @@ class CacheCore:
         Raises:
             CapacityError: `max_namespaces` are in use and none is empty.
         """
-        self._state.check_idle()
+        self._state.check_idle(launches=False)
         return self._namespaces.handle(key)
 
     @exclusive
@@ -185,7 +255,7 @@ class CacheCore:
     @exclusive
     def translate(self, slots: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the SWA token slot of every Full token slot; see kvcache.kernels.translate."""
-        self._state.check_open()
+        self._state.check_stream()
         if not self.config.has_swa:
             raise InvalidInputError("translate needs a config with a window, got window=None")
         check_type("slots", slots, torch.Tensor)
@@ -195,15 +265,19 @@ class CacheCore:
         self._state.plane.launches += 1 if slots.numel() else 0
         return out
 
-    def swa_page_table(self, rows: Any, lens: Any = None) -> PageTable:
+    def swa_page_table(self, rows: Rows, lens: Lens | None = None) -> PageTable:
         """Return the padded page table of the SWA window of rows; see kvcache.device.views."""
         return self.views.swa_page_table(rows, lens)
 
-    def swa_indices(self, rows: Any, lens: Any = None) -> PageIndices:
+    def swa_indices(self, rows: Rows, lens: Lens | None = None) -> PageIndices:
         """Return the SWA pages of the window of rows as CSR; see kvcache.device.views."""
         return self.views.swa_indices(rows, lens)
 
     # -- shared checks ---------------------------------------------------------------------------------------
+
+    def _check_owner(self, name: str, batch: MatchBatch) -> None:
+        if batch.tree is not self.tree and len(batch):
+            raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
 
     def close(self) -> None:
         """Drop the device memory. Every later call raises ClosedError; closing again does nothing."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvcache.checks import INT64, TOKEN_DTYPES, as_int_array, check_list
 from kvcache.compiled import compiled
 from kvcache.errors import InvalidInputError
+from kvcache.types import Lens
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -44,6 +45,17 @@ def check_spans(starts: Int64Array, lens: Int64Array | Int32Array, size: int) ->
     )
 
 
+def _check_tokens(tokens: Any) -> None:
+    """Raise InvalidInputError unless `tokens` is what KeyBatch takes."""
+    if not isinstance(tokens, np.ndarray) or tokens.dtype not in TOKEN_DTYPES:
+        got = getattr(tokens, "dtype", type(tokens).__name__)
+        raise InvalidInputError(f"tokens must be an int32 or int64 numpy array, got {got}")
+    if tokens.ndim != 1 or not tokens.flags.c_contiguous:
+        raise InvalidInputError(
+            f"tokens must be 1-D and contiguous, got shape {tokens.shape}, strides {tokens.strides}"
+        )
+
+
 class KeyBatch:
     """The keys of a batch: views into one flat token buffer, which is neither copied nor kept.
 
@@ -72,14 +84,8 @@ class KeyBatch:
     starts: Int64Array
     lens: Int64Array
 
-    def __init__(self, tokens: Any, starts: Any, lens: Any) -> None:
-        if not isinstance(tokens, np.ndarray) or tokens.dtype not in TOKEN_DTYPES:
-            got = getattr(tokens, "dtype", type(tokens).__name__)
-            raise InvalidInputError(f"tokens must be an int32 or int64 numpy array, got {got}")
-        if tokens.ndim != 1 or not tokens.flags.c_contiguous:
-            raise InvalidInputError(
-                f"tokens must be 1-D and contiguous, got shape {tokens.shape}, strides {tokens.strides}"
-            )
+    def __init__(self, tokens: TokenArray, starts: npt.ArrayLike, lens: Lens) -> None:
+        _check_tokens(tokens)
         starts = as_int_array("starts", starts, dtype=INT64)
         lens = as_int_array("lens", lens, dtype=INT64)
         check_spans(starts, lens, tokens.size)
@@ -100,6 +106,9 @@ class KeyBatch:
     def __len__(self) -> int:
         return self.starts.size
 
+    def __repr__(self) -> str:
+        return f"KeyBatch({len(self)} keys, {self.lens.sum()} tokens, {self.tokens.dtype})"
+
 
 class Ragged:
     """A list of ints for each request of a batch, flat: request i has `values[indptr[i]:indptr[i + 1]]`.
@@ -113,7 +122,7 @@ class Ragged:
     values: Int64Array
     indptr: Int64Array
 
-    def __init__(self, values: Any, indptr: Any) -> None:
+    def __init__(self, values: npt.ArrayLike, indptr: npt.ArrayLike) -> None:
         self.values = as_int_array("values", values, dtype=INT64)
         self.indptr = as_int_array("indptr", indptr, dtype=INT64)
         ends = self.indptr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcache import rows as row_ops
 from kvcache.checks import INT32, as_indices, as_int_array, check_tensor, check_type
@@ -18,6 +19,7 @@ from kvcache.requests import check_lens, insert_requests, running_rows
 from kvcache.results import CommitResult
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.state import exclusive
+from kvcache.types import Lens, Rows
 
 _NO_HINTS = np.zeros(0, np.int64)
 
@@ -27,7 +29,8 @@ class KVCacheManager(CacheCore):
 
     All calls take a batch, cost a bounded number of launches and at most one upload whatever the batch, and
     never wait for the device. A call that raises has changed nothing. Rows, lengths and receipts are checked;
-    lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one.
+    lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one. A
+    call on another stream than the first one, or while another device is current, is refused.
 
     Rows go by handles: int64, a row's index and generation in one. The handle of a request that has ended is
     refused, whoever has the row now; `index(rows)` gives the indices for an engine's own arrays.
@@ -53,7 +56,7 @@ class KVCacheManager(CacheCore):
     def match(
         self,
         keys: KeyBatch,
-        namespaces: Any = None,
+        namespaces: npt.ArrayLike | None = None,
         *,
         previous: MatchBatch | None = None,
         touch: bool = True,
@@ -64,7 +67,7 @@ class KVCacheManager(CacheCore):
     def match(
         self,
         keys: DeviceKeys,
-        namespaces: Any = None,
+        namespaces: npt.ArrayLike | None = None,
         *,
         touch: bool = True,
         on: Literal["device"],
@@ -74,7 +77,7 @@ class KVCacheManager(CacheCore):
     def match(
         self,
         keys: KeyBatch | DeviceKeys,
-        namespaces: Any = None,
+        namespaces: npt.ArrayLike | None = None,
         *,
         previous: MatchBatch | None = None,
         touch: bool = True,
@@ -117,7 +120,7 @@ class KVCacheManager(CacheCore):
         return MatchBatch(results, handles, self.tree)
 
     def _match_on_device(
-        self, keys: Any, namespaces: Any, previous: Any, touch: bool, on: str
+        self, keys: Any, namespaces: npt.ArrayLike | None, previous: Any, touch: bool, on: str
     ) -> DeviceMatch:
         if on not in ("host", "device"):
             raise InvalidInputError(f"on must be 'host' or 'device', got {on!r}")
@@ -135,12 +138,10 @@ class KVCacheManager(CacheCore):
         )
         return self._device_matcher().match(keys, handles, touch=touch)
 
-    def _check_owner(self, name: str, batch: MatchBatch) -> None:
-        if batch.tree is not self.tree and len(batch):
-            raise InvalidInputError(f"{name} must be of this manager, got a match of another one")
-
     @exclusive
-    def admit(self, batch: MatchBatch | DeviceMatch, index: Any = None) -> Int64Array:
+    def admit(
+        self, batch: MatchBatch | DeviceMatch, index: npt.ArrayLike | None = None
+    ) -> Int64Array:
         """Take a row for each request, lock its prefix, and bind the reused pages into the row.
 
         Args:
@@ -202,7 +203,7 @@ class KVCacheManager(CacheCore):
     # -- a request runs --------------------------------------------------------------------------------------
 
     @exclusive
-    def extend(self, rows: Any, new_len: Any) -> None:
+    def extend(self, rows: Rows, new_len: Lens) -> None:
         """Give rows the pages for `new_len` tokens; evicts what it must first.
 
         Args:
@@ -233,7 +234,7 @@ class KVCacheManager(CacheCore):
         row_ops.set_lens(state, row_ops.ALLOCATED, rows, lens, True)
 
     @exclusive
-    def step(self, rows: Any) -> None:
+    def step(self, rows: Rows) -> None:
         """Make room for one more token of each row: allocated_len = max(allocated_len, computed_len + 1).
 
         Raises:
@@ -256,7 +257,7 @@ class KVCacheManager(CacheCore):
         row_ops.step_lens(state, rows)
 
     @exclusive
-    def advance(self, rows: Any, lens: Any = None) -> None:
+    def advance(self, rows: Rows, lens: Lens | None = None) -> None:
         """Say that the forward for these tokens is on the stream: computed_len = allocated_len, or `lens`.
 
         Args:
@@ -281,7 +282,7 @@ class KVCacheManager(CacheCore):
             row_ops.set_lens(state.state, row_ops.COMPUTED, rows, lens, False)
 
     @exclusive
-    def slide(self, rows: Any) -> None:
+    def slide(self, rows: Rows) -> None:
         """Free the SWA pages of rows that fell out of the window: one launch for the batch.
 
         Once a row's window has left the prefix that it shares with the tree, the SWA lock on that goes too.
@@ -311,7 +312,7 @@ class KVCacheManager(CacheCore):
     # -- a request hands over --------------------------------------------------------------------------------
 
     @exclusive
-    def commit(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
+    def commit(self, rows: Rows, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
         """Hand what rows have computed to the tree, with a live window at every checkpoint and at the end.
 
         Pages that the tree already had are freed and the row names the tree's; where it had a tombstone that
@@ -341,7 +342,7 @@ class KVCacheManager(CacheCore):
         return result
 
     @exclusive
-    def finish(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
+    def finish(self, rows: Rows, keys: KeyBatch, hints: Ragged | None = None) -> CommitResult:
         """Commit, free the rest, unlock, and return the rows. Arguments and errors as for `commit`.
 
         A stop token that is found a step late is a shorter key: what was computed behind it is freed.
@@ -353,7 +354,7 @@ class KVCacheManager(CacheCore):
         return result
 
     @exclusive
-    def retract(self, rows: Any, keys: KeyBatch, hints: Ragged | None = None) -> MatchBatch:
+    def retract(self, rows: Rows, keys: KeyBatch, hints: Ragged | None = None) -> MatchBatch:
         """Commit what is computed and end the rows, so that the requests can be resumed.
 
         Returns:
@@ -373,7 +374,7 @@ class KVCacheManager(CacheCore):
         return MatchBatch(results, handles, self.tree)
 
     @exclusive
-    def abort(self, rows: Any) -> None:
+    def abort(self, rows: Rows) -> None:
         """End rows without inserting anything: free their own pages, unlock, return the rows.
 
         Raises:
@@ -407,6 +408,6 @@ class KVCacheManager(CacheCore):
         state.give_back(rows)
         self._state.plane.apply(ranges, rows, tails=tails, states=rows, row_state=state.state)
 
-    def _rows(self, rows: Any) -> Int32Array:
+    def _rows(self, rows: Rows) -> Int32Array:
         self._state.check_idle()
         return running_rows(self.rows, rows)

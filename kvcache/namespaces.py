@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +57,7 @@ class Namespaces:
         del self._handles[self._keys.pop(handle)]
 
     def handles(
-        self, namespaces: Any, batch: int, name: str = "namespaces"
+        self, namespaces: npt.ArrayLike | None, batch: int, name: str = "namespaces"
     ) -> npt.NDArray[np.int64]:
         """Return [batch] handles from `namespaces`: None (the default), one handle, or [batch] of them.
 

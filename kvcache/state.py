@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from kvcache.config import CacheConfig
 from kvcache.device.data_plane import NO_RANGES, DataPlane
+from kvcache.device.stream import indexed
 from kvcache.errors import (
     BrokenError,
     CapacityError,
@@ -34,7 +36,7 @@ class CacheState:
     """
 
     def __init__(self, config: CacheConfig) -> None:
-        self.config = config
+        self.config = config = replace(config, device=indexed(config.device))
         self.rows = Rows(config)
         self.tree = RadixTree(
             page_size=config.page_size,
@@ -63,9 +65,21 @@ class CacheState:
                 f"{self.broken}; call reset(), which ends all rows and frees all pages"
             )
 
-    def check_idle(self) -> None:
-        """Raise unless the cache is open, and no decode step is between its launches and its counts."""
+    def check_stream(self, *, captured: bool = False) -> None:
+        """Raise unless the cache is open, and its device and stream are the current ones (StreamGuard)."""
         self.check_open()
+        if self.plane.guard is not None:
+            self.plane.guard.check(captured=captured)
+
+    def check_idle(self, *, launches: bool = True) -> None:
+        """Raise unless the cache is open, and no decode step is between its launches and its counts.
+
+        Args:
+            launches: Whether the call may launch or upload: then as check_stream, too.
+        """
+        self.check_open()
+        if launches and self.plane.guard is not None:
+            self.plane.guard.check()
         if self.stepping:
             raise InvalidInputError(
                 "this call must wait until DecodeStep.running is left: its body may only replay the step"
@@ -103,6 +117,8 @@ class CacheState:
             raise ClosedError("the manager was closed")
         if self.stepping:
             raise InvalidInputError("reset must wait until DecodeStep.running is left")
+        if self.plane.guard is not None:
+            self.plane.guard.check()
         self.rows.reset()
         self.tree.reset()
         self.plane.reset()

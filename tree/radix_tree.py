@@ -10,6 +10,7 @@ from kvcache.tree.admit import admit
 from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
 from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
+from kvcache.tree.fits import how_many_fit
 from kvcache.tree.insert import first_bad_key, insert, insert_size, nodes_to_expect
 from kvcache.tree.lock import first_bad_receipt, release_swa, unlock
 from kvcache.tree.match import (
@@ -83,6 +84,7 @@ class RadixTree:
         self._ranges: Int32Array = np.zeros((1024, RANGE_WIDTH), np.int32)
         self._marks: Int64Array = np.zeros(1024, np.int64)
         self._kept: Int64Array = np.zeros((1024, 2), np.int64)
+        self._marked = np.zeros(num_slots, np.uint8)
 
     # -- sizes ---------------------------------------------------------------------------------------------
 
@@ -230,6 +232,21 @@ class RadixTree:
     def still_holds(self, results: Int32Array, index: Int64Array, handles: Int64Array) -> int:
         """Return the first of `index` whose prefix, or namespace, is not what was matched, or -1."""
         return int(still_holds(self.nodes, self.meta, results, index, handles))
+
+    def how_many_fit(
+        self,
+        results: Int32Array,
+        index: Int64Array,
+        pages: Int64Array,
+        full_room: int,
+        swa_room: int,
+    ) -> int:
+        """Return how many requests of a match, in order, the pools can hold (fits.py). Changes nothing."""
+        return int(
+            how_many_fit(
+                self.nodes, self.meta, results, index, pages, full_room, swa_room, self._marked
+            )
+        )
 
     def _settle(self) -> None:
         """Work off the recency of earlier matches; every call that changes the tree begins with it."""

@@ -11,6 +11,7 @@ from kvcache.config import CacheConfig
 from kvcache.device import plan as p
 from kvcache.device.pools import Pools
 from kvcache.device.staging import Staging
+from kvcache.device.stream import StreamGuard
 from kvcache.kernels import launch
 from kvcache.kernels.advance import advance, advance_twin
 from kvcache.kernels.apply import apply, apply_twin
@@ -53,19 +54,22 @@ class DataPlane:
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self._has_swa = config.has_swa
+        device = torch.device(config.device)
+        # checked before every launch; None: twins run on the CPU, and launch nothing
+        self.guard = None if device.type == "cpu" else StreamGuard(device)
+        # rows of the last step, advance or slide: while the batch stays, they are not uploaded again
+        self._rows: Int32Array = _NO_INTS
+        self._raw_rows = b""
+        words = BATCH_HEAD + config.max_rows
+        self._batch = torch.zeros(words, dtype=torch.int32, device=device)
+        self._num_rows, self._rows_buffer = self._batch[:1], self._batch[BATCH_HEAD:]
+        # the last thing it does is a copy that waits: what was filled is there on whatever stream comes first
         self.pools = Pools(config)
         self.staging = Staging(config.device, max(_MIN_WORDS, _WORDS_PER_ROW * config.max_rows))
         self.full_top = config.full_pages
         self.swa_top = config.swa_pages
         self.launches = 0
         self._summary = np.zeros(p.NUM_SUMMARY, np.int64)
-        # rows of the last step, advance or slide: while the batch stays, they are not uploaded again
-        self._rows: Int32Array = _NO_INTS
-        self._raw_rows = b""
-        self._batch = torch.zeros(
-            BATCH_HEAD + config.max_rows, dtype=torch.int32, device=self.pools.tops.device
-        )
-        self._num_rows, self._rows_buffer = self._batch[:1], self._batch[BATCH_HEAD:]
         # CPU twins take numpy; the views are made once
         self._host = None
         if not launch.takes_kernel(self.pools.tops):

@@ -21,6 +21,7 @@ from kvcache.kernels.layout import ERROR_CODE, ERROR_ROW, NO_PAGE, ROW_FULL
 from kvcache.requests import running_rows
 from kvcache.rows import Int32Array
 from kvcache.state import state_of
+from kvcache.types import Rows
 
 # name of a view: (whether of the SWA window, whether a list, whether of token slots)
 _VIEWS = {
@@ -40,6 +41,9 @@ class DecodeStep:
     run and how many, their lengths, the tops of the free stacks. While the batch stays the same a step
     uploads nothing; when rows join or leave, `running` uploads the list once, outside of the graph. The host
     moves its own lengths and counts by the same rules, so nothing is read back.
+
+    A graph may be captured on any stream of the cache's device: torch.cuda.graph takes one of its own. Warm
+    up and replay on the stream of all other calls.
 
     Attributes:
         num_lanes: Lanes of the views; a batch has at most so many rows. Lanes beyond the batch are padding:
@@ -80,7 +84,7 @@ class DecodeStep:
         max_slots: int | None = None,
     ) -> None:
         self._state = state_of(cache)
-        self._state.check_open()
+        self._state.check_stream()
         if max_slots is not None:
             check_int("max_slots", max_slots, low=0, high=2**31 - 1)
         config, plane = self._state.config, self._state.plane
@@ -139,7 +143,7 @@ class DecodeStep:
 
     def before_forward(self) -> None:
         """Make room for one token of each row and fill the views: 1 + len(views) launches."""
-        self._state.check_open()
+        self._state.check_stream(captured=True)
         self._begun += 1
         plane = self._state.plane
         pools, host, config = plane.pools, plane.host, plane.config
@@ -187,7 +191,7 @@ class DecodeStep:
 
     def after_forward(self) -> None:
         """Say that the forward is on the stream, and free what fell out of the window: one launch."""
-        self._state.check_open()
+        self._state.check_stream(captured=True)
         self._done += 1
         plane = self._state.plane
         pools, host, config = plane.pools, plane.host, plane.config
@@ -241,7 +245,7 @@ class DecodeStep:
     # -- what the host does around a step --------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def running(self, rows: Any) -> Iterator[None]:
+    def running(self, rows: Rows) -> Iterator[None]:
         """Run one step for `rows` in the body: replay the graph, or call what it captures.
 
         On entry everything is checked, pages are evicted if the step needs them, and the rows are uploaded if

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvcache.checks import INT32, INT64, as_int_array, check_tensor, check_type
@@ -25,6 +26,7 @@ from kvcache.keys import check_spans
 from kvcache.match_batch import MatchBatch
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.tree.radix_tree import RadixTree
+from kvcache.types import Lens
 
 
 class DeviceKeys:
@@ -42,7 +44,7 @@ class DeviceKeys:
 
     __slots__ = ("lens", "starts", "tokens")
 
-    def __init__(self, tokens: torch.Tensor, starts: Any, lens: Any) -> None:
+    def __init__(self, tokens: torch.Tensor, starts: npt.ArrayLike, lens: Lens) -> None:
         check_type("tokens", tokens, torch.Tensor)
         if tokens.dtype not in (torch.int32, torch.int64):
             raise InvalidInputError(f"tokens must be int32 or int64, got {tokens.dtype}")
@@ -112,6 +114,7 @@ class DeviceMatch:
             if self.results.is_cpu:
                 self._host = self.results
                 return
+            self._matcher.check_stream()
             host = staging_module.pinned_empty(self.results.numel()).view(self.results.shape)
             self._host = host.copy_(self.results, non_blocking=True)
             self._copied = staging_module.copy_event()
@@ -243,6 +246,11 @@ class DeviceMatcher:
                 max_pages=max_pages,
                 page_size=config.page_size,
             )
+
+    def check_stream(self) -> None:
+        """Raise InvalidInputError where a copy would not come behind the match; see StreamGuard."""
+        if self._plane.guard is not None:
+            self._plane.guard.check()
 
     def touch(self, results: Int32Array) -> None:
         """Make what a match found the most recent, as far as it still stands."""

@@ -13,6 +13,7 @@ from kvcache.errors import InvalidInputError
 from kvcache.requests import check_lens, running_rows
 from kvcache.rows import ALLOCATED, COMPUTED, Int32Array
 from kvcache.state import state_of
+from kvcache.types import Lens, Rows
 
 
 class PageTable(NamedTuple):
@@ -80,7 +81,7 @@ class Views:
         self._tables: dict[str, TableBuffers] = {}
         self._lists: dict[tuple[str, torch.dtype], IndexBuffers] = {}
 
-    def page_table(self, rows: Any, lens: Any = None) -> PageTable:
+    def page_table(self, rows: Rows, lens: Lens | None = None) -> PageTable:
         """Return the padded table of Full pages.
 
         Args:
@@ -95,7 +96,7 @@ class Views:
         """
         return self._table("page_table", rows, lens, 0)
 
-    def swa_page_table(self, rows: Any, lens: Any = None) -> PageTable:
+    def swa_page_table(self, rows: Rows, lens: Lens | None = None) -> PageTable:
         """Return the padded table of SWA pages, cut to the window. As `page_table` otherwise.
 
         Raises:
@@ -103,7 +104,7 @@ class Views:
         """
         return self._table("swa_page_table", rows, lens, self._window())
 
-    def full_indices(self, rows: Any, lens: Any = None) -> PageIndices:
+    def full_indices(self, rows: Rows, lens: Lens | None = None) -> PageIndices:
         """Return the list of Full pages. Arguments as in `page_table`.
 
         Example:
@@ -113,7 +114,7 @@ class Views:
         """
         return self._indices("full_indices", rows, lens, self._page_size(), 0, torch.int32)
 
-    def swa_indices(self, rows: Any, lens: Any = None) -> PageIndices:
+    def swa_indices(self, rows: Rows, lens: Lens | None = None) -> PageIndices:
         """Return the list of SWA pages of the window. As `full_indices` otherwise.
 
         Raises:
@@ -123,7 +124,7 @@ class Views:
         return self._indices("swa_indices", rows, lens, self._page_size(), window, torch.int32)
 
     def token_slots(
-        self, rows: Any, lens: Any = None, *, dtype: torch.dtype = torch.int32
+        self, rows: Rows, lens: Lens | None = None, *, dtype: torch.dtype = torch.int32
     ) -> PageIndices:
         """Return the list of Full token slots, page * page_size + offset, for backends of page size 1.
 
@@ -138,7 +139,7 @@ class Views:
         return self._indices("token_slots", rows, lens, 1, 0, dtype)
 
     def swa_token_slots(
-        self, rows: Any, lens: Any = None, *, dtype: torch.dtype = torch.int32
+        self, rows: Rows, lens: Lens | None = None, *, dtype: torch.dtype = torch.int32
     ) -> PageIndices:
         """Return the list of SWA token slots of the window. As `token_slots` otherwise.
 
@@ -158,7 +159,7 @@ class Views:
             raise InvalidInputError("an SWA view needs a config with a window, got window=None")
         return window
 
-    def _arguments(self, rows: Any, lens: Any) -> tuple[Int32Array, Int32Array | None]:
+    def _arguments(self, rows: Rows, lens: Lens | None) -> tuple[Int32Array, Int32Array | None]:
         self._state.check_idle()
         state = self._state.rows
         rows = running_rows(state, rows)
@@ -167,7 +168,7 @@ class Views:
             check_lens("lens", state, rows, lens, None)
         return rows, lens
 
-    def _table(self, name: str, rows: Any, lens: Any, window: int) -> PageTable:
+    def _table(self, name: str, rows: Rows, lens: Lens | None, window: int) -> PageTable:
         rows, lens = self._arguments(rows, lens)
         plane, config = self._state.plane, self._state.config
         out = self._tables.get(name)
@@ -180,7 +181,7 @@ class Views:
         return PageTable(out.table[:n, :width], out.cache_seqlens[:n], out.window_start[:n])
 
     def _indices(
-        self, name: str, rows: Any, lens: Any, unit: int, window: int, dtype: torch.dtype
+        self, name: str, rows: Rows, lens: Lens | None, unit: int, window: int, dtype: torch.dtype
     ) -> PageIndices:
         rows, lens = self._arguments(rows, lens)
         if dtype not in (torch.int32, torch.int64):

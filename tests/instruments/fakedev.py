@@ -8,6 +8,8 @@ whatever else makes a GPU's host wait comes through here.
         manager.step(rows)                     # tensors on "kvdev"; raises HostSync where it would wait
     assert seen.launches == {"_step_kernel": 1}
 
+There are several such devices ("kvdev:0", ...), each with streams; `on` makes others the current ones.
+
 Registering the device is for the life of the process; all else ends with its context.
 """
 
@@ -25,9 +27,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from instruments.transfers import CopyEvent, Transfers
+from instruments.transfers import CopyEvent, Streams, is_pinned, pin
 
 NAME = "kvdev"
+CAPTURE_STREAM = 0xCA97
 _setup_privateuseone_for_python_backend(NAME)
 
 _aten = torch.ops.aten
@@ -70,28 +73,26 @@ class Seen:
 class _State:
     seen: Seen | None = None  # None: the host may wait
     nodes: list[Callable[[], None]] | None = None  # what a capture records
-    transfers: Transfers = dataclasses.field(default_factory=lambda: Transfers(0))
+    streams: Streams = dataclasses.field(default_factory=Streams)
 
 
 _state = _State()
-# pinned buffers by address; kept alive, so that no other tensor takes the address
-_pinned: dict[int, torch.Tensor] = {}
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the fake device; `raw` is its content on the CPU."""
+    """A tensor on a fake device; `raw` is its content on the CPU."""
 
     raw: torch.Tensor
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor) -> DeviceTensor:
+    def __new__(cls, raw: torch.Tensor, index: int) -> DeviceTensor:
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
             strides=raw.stride(),
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
-            device=NAME,
+            device=f"{NAME}:{index}",
         )
         made.raw = raw
         return made
@@ -134,6 +135,12 @@ def _is_device(device: Any) -> bool:
     return device is not None and torch.device(device).type == NAME
 
 
+def _index_of(device: Any) -> int:
+    """The index of a fake device; without one it is the current device."""
+    index = torch.device(device).index
+    return _state.streams.device if index is None else index
+
+
 def _raw(x: Any) -> Any:
     """What an operation on the CPU gets in place of `x`."""
     if isinstance(x, DeviceTensor):
@@ -146,19 +153,18 @@ def _raw(x: Any) -> Any:
 # -- torch operations ------------------------------------------------------------------------------------
 
 
-def _copy_ends(op: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, bool, bool]:
-    """Return (source, whether the target is on the device, non_blocking) of a copy."""
+def _copy_ends(op: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.device, bool]:
+    """Return (source, device of the target, non_blocking) of a copy."""
     if op is _aten._to_copy:
-        to = kwargs.get("device")
-        on_device = isinstance(args[0], DeviceTensor) if to is None else _is_device(to)
-        return args[0], on_device, kwargs.get("non_blocking", False)
+        to = torch.device(kwargs.get("device") or args[0].device)
+        return args[0], to, kwargs.get("non_blocking", False)
     target, source = args[:2] if op is _aten.copy_ else args[1::-1]
     non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-    return source, isinstance(target, DeviceTensor), non_blocking
+    return source, target.device, non_blocking
 
 
-def _check_copy(func: Any, source: torch.Tensor, to_device: bool, non_blocking: bool) -> None:
-    from_device = isinstance(source, DeviceTensor)
+def _check_copy(func: Any, source: torch.Tensor, to: torch.device, non_blocking: bool) -> None:
+    from_device, to_device = isinstance(source, DeviceTensor), _is_device(to)
     if from_device and not to_device:
         _waits(f"{func}: copy from device to host")
     if to_device and not from_device:
@@ -166,7 +172,7 @@ def _check_copy(func: Any, source: torch.Tensor, to_device: bool, non_blocking: 
             _waits(f"{func}: copy of pageable memory to the device")
         if not non_blocking:
             _waits(f"{func}: blocking copy to the device")
-        _state.transfers.begin(source)
+        _state.streams.transfers(_index_of(to)).begin(source)
         if _state.seen is not None:
             _state.seen.uploads += 1
 
@@ -177,6 +183,9 @@ def _check_operation(func: Any, op: Any, args: Any, kwargs: Any) -> None:
     host = [x for x in tensors if not isinstance(x, DeviceTensor) and x.dim() > 0]
     if len(host) == len(tensors):
         return
+    devices = {x.device for x in tensors if isinstance(x, DeviceTensor)}
+    if len(devices) > 1:
+        raise RuntimeError(f"{func}: expected all tensors on one device, got {devices}")
     if op in _DATA_DEPENDENT:
         _waits(f"{func}: the host needs what is on the device")
     if op is _aten.repeat_interleave and kwargs.get("output_size") is None:
@@ -210,12 +219,13 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0]
     given = {id(x.raw): x for x in tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)}
     device = kwargs.get("device")
-    on_device = bool(given) if device is None else _is_device(device)
+    if device is None:
+        device = next((x.device for x in given.values()), "cpu")
 
     def wrapped(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not on_device:
+        if not isinstance(x, torch.Tensor) or not _is_device(device):
             return x
-        return given[id(x)] if id(x) in given else DeviceTensor(x)
+        return given[id(x)] if id(x) in given else DeviceTensor(x, _index_of(device))
 
     return tree_map(wrapped, out)
 
@@ -251,15 +261,10 @@ class _HostValues(TorchFunctionMode):
 def pinned_empty(words: int) -> torch.Tensor:
     """Return a [words] int32 host tensor that counts as pinned memory."""
     buffer = torch.empty(words, dtype=torch.int32)
-    _pinned[buffer.untyped_storage().data_ptr()] = buffer
+    pin(buffer)
     if _state.seen is not None:
         _state.seen.pinned += 1
     return buffer
-
-
-def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor lies in a buffer that `pinned_empty` gave."""
-    return tensor.untyped_storage().data_ptr() in _pinned
 
 
 # -- contexts ----------------------------------------------------------------------------------------------
@@ -280,6 +285,10 @@ def _launched(run: Any, run_kernels: bool) -> Any:
             return node()
         if host:
             raise ValueError(f"{self.fn.__name__}: pointer argument on the host (cpu tensor?)")
+        if any(x.device.index != _state.streams.device for x in tensors):
+            raise ValueError(
+                f"{self.fn.__name__}: pointer argument on a device that is not current"
+            )
         if _state.seen is not None:
             _state.seen.launches[self.fn.__name__] += 1
         if _state.nodes is not None:
@@ -308,19 +317,28 @@ def accelerator(*, run_kernels: bool = True, lag: int = 0) -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    before, _state.transfers = _state.transfers, Transfers(lag)
+    before, _state.streams = _state.streams, Streams(lag)
     try:
         with pytest.MonkeyPatch.context() as patch, _HostValues():
             for kind in (InterpretedFunction, JITFunction):
                 patch.setattr(kind, "run", _launched(kind.run, run_kernels))
             patch.setattr("kvcache.device.staging.pinned_empty", pinned_empty)
-            patch.setattr("kvcache.device.staging.copy_event", lambda: CopyEvent(_state.transfers))
+            patch.setattr("kvcache.device.staging.copy_event", lambda: CopyEvent(_state.streams))
+            patch.setattr("kvcache.device.stream.current", lambda: _state.streams.current())
+            patch.setattr("kvcache.device.stream.is_capturing", lambda: _state.nodes is not None)
             for module in (torch.cuda, torch.accelerator):
                 patch.setattr(module, "synchronize", _waiting(module.synchronize))
             yield
-            _state.transfers.land()
+            _state.streams.land()
     finally:
-        _state.transfers = before
+        _state.streams = before
+
+
+@contextlib.contextmanager
+def on(device: int = 0, stream: int = 0) -> Iterator[None]:
+    """Make a device, and a stream of it, the current ones, as torch.cuda.device and torch.cuda.stream do."""
+    with _state.streams.on(device, stream):
+        yield
 
 
 @contextlib.contextmanager
@@ -359,10 +377,14 @@ class FakeGraph:
         self.seen = Seen()
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[Seen]:
-        """Record what is done within the context; it is carried out too."""
+    def capture(self, stream: int = CAPTURE_STREAM) -> Iterator[Seen]:
+        """Record what is done within the context; it is carried out too.
+
+        Args:
+            stream: The current stream meanwhile; by default one of its own, as torch.cuda.graph does.
+        """
         self.nodes = []
-        with no_host_sync() as self.seen:
+        with no_host_sync() as self.seen, on(_state.streams.device, stream):
             _state.nodes = self.nodes
             try:
                 yield self.seen

@@ -142,6 +142,12 @@ def _admit_hit(scene: Scene) -> Thunk:
     return lambda: scene.manager.admit(found)
 
 
+def _admit_as_many(scene: Scene) -> Thunk:
+    scene.cached(scene.keys())
+    found = scene.match(scene.keys())
+    return lambda: scene.manager.admit_as_many(found, scene.lens(LENGTH + PAGE_SIZE))
+
+
 def _capacity(scene: Scene) -> Thunk:
     scene.running(scene.keys())
     return scene.manager.capacity
@@ -338,6 +344,7 @@ CALLS: dict[str, Callable[[Scene], Thunk]] = {
     "admit, all cached": _admit_hit,
     "admit, matched on the device": _admit_from_device,
     "capacity": _capacity,
+    "admit_as_many": _admit_as_many,
     "stats": _stats,
     "extend": _extend,
     "extend, evicting": _extend_evicting,

@@ -174,7 +174,7 @@ def test_the_instrument_sees_a_batch_that_is_baked_in() -> None:
         life.act()
     rows = life.batch
     graph = FakeGraph()
-    with graph.capture():
+    with graph.capture(stream=0):
         life.cache.step(rows[:2])
     life.cache.advance(rows)
     graph.replay()

@@ -98,7 +98,7 @@ def test_a_captured_step_does_what_the_call_did() -> None:
 
         step(captured)
         graph = FakeGraph()
-        with graph.capture() as seen:
+        with graph.capture(stream=0) as seen:
             step(captured)
         assert seen.launches == {"_step_kernel": 1, "_advance_kernel": 1, "_slide_kernel": 1}
         assert seen.ops == {}
