@@ -130,7 +130,7 @@ def _measure(
     from kvcache.bench.case import MismatchError
     from kvcache.bench.machine import command_line, describe_machine, describe_versions, one_line
     from kvcache.bench.measure import measure
-    from kvcache.output import replace_file
+    from kvcache.output import write_file
 
     machine = describe_machine(sizes[0].device)
     copy = timer.copy_gb_per_s()
@@ -152,7 +152,7 @@ def _measure(
     )
     text = report.as_text(found)
     for path in filter(None, (args.json, args.out / "bench.json" if args.out else None)):
-        replace_file(path, lambda partial: partial.write_text(text))
+        write_file(path, lambda partial: partial.write_text(text))
         print(f"\nwrote {path}")
     return 0
 
