@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kvcache.allocation import allocating
 from kvcache.checks import check_int, check_type
 from kvcache.config import CacheConfig
 from kvcache.device.device_match import DeviceMatcher
@@ -27,7 +28,8 @@ class CacheCore:
     def __init__(self, config: CacheConfig) -> None:
         check_type("config", config, CacheConfig)
         self.config = config
-        self._state = CacheState(config)
+        with allocating():
+            self._state = CacheState(config)
         self.rows = self._state.rows
         self.tree = self._state.tree
         self.views = Views(self)
@@ -174,5 +176,6 @@ class CacheCore:
 
     def _device_matcher(self) -> DeviceMatcher:
         if self._matcher is None:
-            self._matcher = DeviceMatcher(self.tree, self._state.plane)
+            with allocating():
+                self._matcher = DeviceMatcher(self.tree, self._state.plane)
         return self._matcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kvcache import allocation
 from kvcache.config import CacheConfig
 from kvcache.kernels.layout import NUM_POOLS, ROW_FIELDS
 
@@ -29,7 +30,7 @@ class Pools:
         full, swa = config.full_pages, config.swa_pages
 
         def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
+            return allocation.zeros(shape, torch.int32, device)
 
         def fresh_stack(pages: int) -> torch.Tensor:
             # popped from the end: page 1 comes first

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvcache.allocation import zeros
 from kvcache.compiled import compiled
 from kvcache.device import staging as staging_module
 from kvcache.device.data_plane import DataPlane
@@ -170,7 +171,7 @@ class TreeMirror:
             self._host = {n: getattr(self, n).numpy() for n in ("records", "table", "tokens")}
 
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=self._plane.pools.tops.device)
+        return zeros(shape, torch.int32, self._plane.pools.tops.device)
 
     @property
     def nbytes(self) -> int:

@@ -317,6 +317,7 @@ def accelerator(*, run_kernels: bool = True, lag: int = 0) -> Iterator[None]:
             patch.setattr("kvcache.device.staging.copy_event", lambda: CopyEvent(_state.transfers))
             for module in (torch.cuda, torch.accelerator):
                 patch.setattr(module, "synchronize", _waiting(module.synchronize))
+            patch.setattr("kvcache.checks.DEVICE_KINDS", ("cpu", "cuda", NAME))
             yield
             _state.transfers.land()
     finally:
