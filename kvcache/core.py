@@ -20,9 +20,10 @@ from kvcache.namespaces import Namespaces
 from kvcache.results import Capacity, EvictResult, Stats
 from kvcache.rows import Int32Array
 from kvcache.state import CacheState
+from kvcache.uncopied import Uncopied
 
 
-class CacheCore:
+class CacheCore(Uncopied):
     """Tree, rows, namespaces and data plane of one cache; capacity, eviction and counts."""
 
     def __init__(self, config: CacheConfig) -> None:

@@ -28,7 +28,8 @@ class KVCacheManager(CacheCore):
     never wait for the device. A call that raises has changed nothing. Rows, lengths and receipts are checked;
     lengths are tokens. Launches go to the current stream: the engine's forwards must run on the same one.
 
-    Not thread-safe: one scheduler thread calls it.
+    Not thread-safe: one scheduler thread calls it. It cannot be copied or pickled (TypeError): it is one with
+    its device memory.
 
     Example:
         >>> config = CacheConfig(page_size=4, window=8, full_pages=64, swa_pages=32, max_rows=2, max_len=64)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kvcache.compiled import compiled
 from kvcache.config import CacheConfig
 from kvcache.tree.insert import INSERT_END, MATCHED_END
+from kvcache.uncopied import Uncopied
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -17,7 +18,7 @@ COMPUTED, ALLOCATED, OWNED, FRONTIER, BRANCH, SWA_HELD, ACTIVE, MARK = range(8)
 NUM_STATE = 8
 
 
-class Rows:
+class Rows(Uncopied):
     """Lengths, locks and namespaces of the request rows.
 
     Attributes:

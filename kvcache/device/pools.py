@@ -8,9 +8,10 @@ import torch
 from kvcache import allocation
 from kvcache.config import CacheConfig
 from kvcache.kernels.layout import NUM_POOLS, ROW_FIELDS
+from kvcache.uncopied import Uncopied
 
 
-class Pools:
+class Pools(Uncopied):
     """Page table, slab, Full -> SWA map and free stacks of one cache, all int32 on `config.device`.
 
     Attributes:

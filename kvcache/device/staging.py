@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kvcache.allocation import allocating
+from kvcache.uncopied import Uncopied
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -46,7 +47,7 @@ class _Buffer:
         return self.copied is None or bool(self.copied.query())
 
 
-class Staging:
+class Staging(Uncopied):
     """Collects the int32 descriptors of one call and uploads them in one copy.
 
     Usage: `begin()`, then `part(n)` for every array of descriptors (fill the returned view), then `upload()`

@@ -25,6 +25,7 @@ from kvcache.tree.changes import (
 )
 from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
+from kvcache.uncopied import Uncopied
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -138,7 +139,7 @@ def take_changes(
     return records, slots, pages
 
 
-class TreeMirror:
+class TreeMirror(Uncopied):
     """Records, child table and tokens of the tree in device memory, for matches on the device.
 
     Made at the first of them; from then on the tree keeps a log of its changes. `update` uploads what the

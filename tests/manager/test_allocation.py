@@ -48,6 +48,14 @@ def test_an_array_of_numpy_that_no_machine_has_names_its_bytes() -> None:
         np.zeros((2**30, 2**20), np.int64)
 
 
+def test_host_memory_of_a_cache_that_no_machine_has_is_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvcache.state.Rows", lambda config: np.zeros((2**30, 2**20), np.int64))
+    with pytest.raises(CapacityError, match="needs 9,007,199,254,740,992 bytes on the host"):
+        KVCacheManager(CacheConfig(**SIZES))
+
+
 def test_memory_that_no_array_asked_for_is_typed_too() -> None:
     for error, reason in ((MemoryError(), "out of memory"), (MemoryError("a\nb"), "a")):
         with (
