@@ -19,6 +19,8 @@ from kvcache.streams import drop_unwritten, open_closed_streams, reason_of, say_
 COMMANDS = {
     "replay": "kvcache.replay.cli",
     "bench": "kvcache.bench.cli",
+    "size": "kvcache.sizing.cli",
+    "models": "kvcache.sizing.models_cli",
     "validate": "kvcache.validate.cli",
 }
 
