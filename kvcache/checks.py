@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
 TOKEN_DTYPES = (INT32, INT64)
 
+# that kernels and twins run on; to torch, HIP is cuda
+DEVICE_KINDS = ("cpu", "cuda")
+
 
 def check_tensor(
     name: str,
@@ -34,6 +37,26 @@ def check_tensor(
         raise InvalidInputError(f"{name} must be on {device}, got {x.device}")
     if not x.is_contiguous():
         raise InvalidInputError(f"{name} must be contiguous, got stride {x.stride()}")
+
+
+def check_device(name: str, value: Any) -> None:
+    """Raise InvalidInputError unless `value` names a device of this machine: cpu, cuda or cuda:N."""
+    import torch
+
+    try:
+        device = torch.device(value) if isinstance(value, (str, torch.device)) else None
+    except RuntimeError:
+        device = None
+    if (
+        device is None
+        or device.type not in DEVICE_KINDS
+        or (device.type == "cpu" and device.index not in (None, 0))
+    ):
+        raise InvalidInputError(f"{name} must be cpu, cuda or cuda:N, got {value!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInputError(
+            f"{name} must be there, got {value!r}: {torch.cuda.device_count()} CUDA devices found"
+        )
 
 
 def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:

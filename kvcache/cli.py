@@ -7,13 +7,13 @@ the parsed arguments that returns the exit status.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from kvcache import __version__
-from kvcache.errors import InvalidInputError
+from kvcache.errors import CapacityError, InvalidInputError
+from kvcache.streams import drop_unwritten, open_closed_streams, reason_of, say_last
 
 # of a subcommand: the module, imported only where it is asked for (some pull in torch and numba, which takes
 # seconds), and what --help says
@@ -24,6 +24,8 @@ COMMANDS = {
         "kvcache.compile_cli",
         "compile and store all code, so that no request waits for it",
     ),
+    "size": ("kvcache.sizing.cli", "pages of both pools from a model and the memory there is"),
+    "models": ("kvcache.sizing.models_cli", "list the models that kvcache size knows"),
     "validate": ("kvcache.validate.cli", "compare the manager with its oracle on random calls"),
 }
 
@@ -51,16 +53,28 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 2 for bad input, else what the command says."""
     argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(argv).parse_args(argv)
+    open_closed_streams()
+    program = "kvcache"
     try:
+        args = _parse(argv)
+        program = f"kvcache {args.command}"
         status: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader has seen enough, as `head` has; Python must not flush into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader has seen enough, as `head` has
+        drop_unwritten()
         return 0
-    except (InvalidInputError, OSError, MemoryError) as error:
-        reason = str(error) or type(error).__name__
-        print(f"kvcache {args.command}: error: {reason}", file=sys.stderr)
+    except (InvalidInputError, CapacityError, OSError, MemoryError) as error:
+        say_last(f"{program}: error: {reason_of(error)}")
         return USAGE_ERROR
     return status
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    try:
+        return build_parser(argv).parse_args(argv)
+    except SystemExit as stop:
+        if stop.code:
+            drop_unwritten()
+        sys.stdout.flush()  # --help and --version
+        raise

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, check_policies
-from kvcache.checks import check_int
+from kvcache.checks import check_device, check_int
 from kvcache.errors import InvalidInputError
 
 _MAX_INT32 = 2**31 - 1
@@ -60,7 +58,7 @@ class CacheConfig:
             check_int("window - window_slack", self.window - self.window_slack, low=1)
             check_int("swa_pages", self.swa_pages, low=1, high=most)
         check_policies(self.checkpoints)
-        _check_device(self.device)
+        check_device("device", self.device)
 
     @property
     def has_swa(self) -> bool:
@@ -96,15 +94,3 @@ class CacheConfig:
     def checkpoint_period(self) -> int:
         """Tokens between periodic checkpoints, 0 if the policy `Every` is off."""
         return next((p.tokens for p in self.checkpoints if isinstance(p, Every)), 0)
-
-
-def _check_device(name: str) -> None:
-    """Raise InvalidInputError unless `name` is of a device that this machine may have."""
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise InvalidInputError(f"device must be cpu, cuda, cuda:N, ..., got {name!r}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidInputError(
-            f"device must be there, got {name!r}: {torch.cuda.device_count()} CUDA devices found"
-        )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvcache.allocation import allocating
 from kvcache.checks import INT64, as_indices, as_int_array, check_int, check_type
 from kvcache.config import CacheConfig
 from kvcache.device.device_match import DeviceMatcher
@@ -23,14 +24,16 @@ from kvcache.results import Capacity, EvictResult, Stats
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.state import CacheState, exclusive
 from kvcache.types import Lens, Rows
+from kvcache.uncopied import Uncopied
 
 
-class CacheCore:
+class CacheCore(Uncopied):
     """Tree, rows, namespaces and data plane of one cache; capacity, eviction and counts."""
 
     def __init__(self, config: CacheConfig) -> None:
         check_type("config", config, CacheConfig)
-        self._state = CacheState(config)
+        with allocating():
+            self._state = CacheState(config)
         self.config = self._state.config
         self.rows = self._state.rows
         self.tree = self._state.tree
@@ -290,5 +293,6 @@ class CacheCore:
 
     def _device_matcher(self) -> DeviceMatcher:
         if self._matcher is None:
-            self._matcher = DeviceMatcher(self.tree, self._state.plane)
+            with allocating():
+                self._matcher = DeviceMatcher(self.tree, self._state.plane)
         return self._matcher

@@ -35,7 +35,8 @@ class KVCacheManager(CacheCore):
     Rows go by handles: int64, a row's index and generation in one. The handle of a request that has ended is
     refused, whoever has the row now; `index(rows)` gives the indices for an engine's own arrays.
 
-    One thread at a time calls it; a second one inside is refused (ConcurrentCallError).
+    One thread at a time calls it; a second one inside is refused (ConcurrentCallError). It cannot be copied
+    or pickled (TypeError): it is one with its device memory.
 
     Example:
         >>> config = CacheConfig(page_size=4, window=8, full_pages=64, swa_pages=32, max_rows=2, max_len=64)

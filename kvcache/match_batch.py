@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvcache.checks import as_indices, check_type
 from kvcache.errors import InvalidInputError
 from kvcache.tree import match as m
+from kvcache.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from kvcache.tree.radix_tree import RadixTree
@@ -18,10 +19,11 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
-class MatchBatch:
+class MatchBatch(Uncopied):
     """Results of `KVCacheManager.match`; also the hint that lets the same requests be matched again.
 
-    It holds no page: what it found can be evicted until `admit` locks it, and `admit` notices.
+    It holds no page: what it found can be evicted until `admit` locks it, and `admit` notices. A copy is of
+    the same manager; pickle raises TypeError, since another process has no such tree.
 
     Attributes:
         full_hit_len: [batch] int32, tokens; longest page-aligned prefix whose Full KV the tree holds
@@ -69,6 +71,12 @@ class MatchBatch:
         return MatchBatch(
             np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy(), self.tree
         )
+
+    def __copy__(self) -> MatchBatch:
+        return MatchBatch(self.results, self.namespaces, self.tree)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MatchBatch:
+        return MatchBatch(self.results.copy(), self.namespaces.copy(), self.tree)
 
     @staticmethod
     def concatenate(batches: list[MatchBatch]) -> MatchBatch:

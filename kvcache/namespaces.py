@@ -10,9 +10,10 @@ import numpy.typing as npt
 from kvcache.checks import INT64, as_int_array
 from kvcache.errors import CapacityError, InvalidInputError
 from kvcache.tree.radix_tree import RadixTree
+from kvcache.uncopied import Uncopied
 
 
-class Namespaces:
+class Namespaces(Uncopied):
     """The handles of all namespaces in use. A handle is GEN << 32 | root; it dies with its namespace."""
 
     def __init__(self, tree: RadixTree) -> None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kvcache.compiled import compiled
 from kvcache.config import CacheConfig
 from kvcache.tree.insert import INSERT_END, MATCHED_END
+from kvcache.uncopied import Uncopied
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -22,7 +23,7 @@ ROW_MASK = (1 << HANDLE_BITS) - 1
 _MOST_GENERATIONS = 2**31 - 1
 
 
-class Rows:
+class Rows(Uncopied):
     """Lengths, locks and namespaces of the request rows.
 
     Attributes:

@@ -19,11 +19,12 @@ from kvcache.errors import (
 )
 from kvcache.rows import Int32Array, Rows
 from kvcache.tree.radix_tree import RadixTree
+from kvcache.uncopied import Uncopied
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class CacheState:
+class CacheState(Uncopied):
     """Tree, rows and data plane of one cache, and whether calls may change them now.
 
     Attributes:

@@ -44,7 +44,7 @@ IMPORTS = """
 import sys
 from pathlib import Path
 import kernels, tree
-import kvcache, kvcache.bench, kvcache.kernels, kvcache.tree
+import kvcache, kvcache.bench, kvcache.kernels, kvcache.sizing, kvcache.tree
 from kvcache.compiled import source_digest
 
 site = Path(sys.argv[1])
@@ -55,6 +55,7 @@ for folder, module in {**ours, "kernels": kernels, "tree": tree}.items():
     assert Path(module.__file__).parent == site / folder, module.__file__
 assert hasattr(kernels, "get_kernel") and hasattr(tree, "map_structure")
 assert kvcache.__version__ == sys.argv[2], kvcache.__version__
+assert kvcache.sizing.load_model("gpt-oss-120b").window == 128
 digests = [source_digest(part) for part in ("kernels", "tree")]
 assert digests == sys.argv[3:], "the installed sources differ from the checkout"
 """
@@ -80,7 +81,8 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 def check_contents(wheel: Path) -> None:
     """Stop unless the wheel holds every source of the checkout as it is, and nothing beside them."""
-    expected = {"kvcache/py.typed": ROOT / "kvcache" / "py.typed"}
+    data = ("kvcache/py.typed", "kvcache/sizing/models.json")
+    expected = {name: ROOT / name for name in data}
     for folder, prefix in FOLDERS.items():
         for source in (ROOT / folder).rglob("*.py"):
             expected[f"{prefix}/{source.relative_to(ROOT / folder).as_posix()}"] = source

@@ -27,6 +27,7 @@ from kvcache.tree.match import (
 from kvcache.tree.ranges import RANGE_WIDTH
 from kvcache.tree.roots import drop_root, first_bad_handle, new_root, reset
 from kvcache.tree.touch import NUM_NOTE, apply_touches, match_and_note, note_touches
+from kvcache.uncopied import Uncopied
 
 _NO_HINTS = np.zeros((NUM_RESULTS, 0), np.int32)
 _FIRST_TABLE = 1 << 10
@@ -39,7 +40,7 @@ def _require_good(receipts: Int64Array, bad: int) -> None:
         )
 
 
-class RadixTree:
+class RadixTree(Uncopied):
     """A radix tree over token ids in flat arrays (arrays.py), for batches. It knows slots, never page ids.
 
     All lengths here are pages unless a name says `_len`. Arguments must be valid: the manager checks what

@@ -19,6 +19,7 @@ from kvcache.kernels.extend import extend, extend_twin
 from kvcache.kernels.slide import slide, slide_twin
 from kvcache.kernels.step import step, step_twin
 from kvcache.rows import Int32Array
+from kvcache.uncopied import Uncopied
 
 # of a staging buffer at the start: nine descriptors of `apply` for every row
 _WORDS_PER_ROW = 64
@@ -45,7 +46,7 @@ class PlacedRows(NamedTuple):
     lens: Any  # [n] int32, or None
 
 
-class DataPlane:
+class DataPlane(Uncopied):
     """Launches operations. `full_top` and `swa_top` are the free pages after all that was launched.
 
     Nothing is read back from the device: both counts follow from the plans alone.

@@ -22,6 +22,7 @@ from kvcache.requests import running_rows
 from kvcache.rows import Int32Array
 from kvcache.state import state_of
 from kvcache.types import Rows
+from kvcache.uncopied import Uncopied
 
 # name of a view: (whether of the SWA window, whether a list, whether of token slots)
 _VIEWS = {
@@ -34,7 +35,7 @@ _VIEWS = {
 }
 
 
-class DecodeStep:
+class DecodeStep(Uncopied):
     """`step`, views, `advance` and `slide` of a decode batch: fixed launches that a graph can hold.
 
     Grids, buffers and arguments never change. What changes from step to step is on the device: which rows

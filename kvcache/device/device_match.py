@@ -27,6 +27,7 @@ from kvcache.match_batch import MatchBatch
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.tree.radix_tree import RadixTree
 from kvcache.types import Lens
+from kvcache.uncopied import Uncopied
 
 
 class DeviceKeys:
@@ -60,7 +61,7 @@ class DeviceKeys:
         return int(self.starts.size)
 
 
-class DeviceMatch:
+class DeviceMatch(Uncopied):
     """Results of `KVCacheManager.match(..., on="device")`: on the device, and for the host when it asks.
 
     As of the call: what is launched later sees the same lengths, whatever the host does meanwhile. `admit`
@@ -148,7 +149,7 @@ class DeviceMatch:
         return self._batch
 
 
-class DeviceMatcher:
+class DeviceMatcher(Uncopied):
     """Matches batches of keys on the device, and binds what they found; made at the first such match."""
 
     def __init__(self, tree: RadixTree, plane: DataPlane) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kvcache import allocation
 from kvcache.config import CacheConfig
 from kvcache.kernels.layout import ERROR_FIELDS, NUM_POOLS, ROW_FIELDS
+from kvcache.uncopied import Uncopied
 
 
-class Pools:
+class Pools(Uncopied):
     """Page table, slab, Full -> SWA map and free stacks of one cache, all int32 on `config.device`.
 
     Attributes:
@@ -30,7 +32,7 @@ class Pools:
         full, swa = config.full_pages, config.swa_pages
 
         def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
+            return allocation.zeros(shape, torch.int32, device)
 
         def fresh_stack(pages: int) -> torch.Tensor:
             # popped from the end: page 1 comes first

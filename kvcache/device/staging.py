@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvcache.allocation import allocating
+from kvcache.uncopied import Uncopied
+
 Int32Array = npt.NDArray[np.int32]
 
 # buffers of an accelerator's ring at the start: copies wait behind forwards, so some calls' are under way
@@ -30,11 +33,13 @@ class _Buffer:
 
     def __init__(self, words: int, device: torch.device) -> None:
         on_host = device.type == "cpu"
-        self.host = torch.empty(words, dtype=torch.int32) if on_host else pinned_empty(words)
+        with allocating((words,)):
+            self.host = torch.empty(words, dtype=torch.int32) if on_host else pinned_empty(words)
         self.words: Int32Array = self.host.numpy()
         self.device = self.host
         if not on_host:
-            self.device = torch.empty(words, dtype=torch.int32, device=device)
+            with allocating((words,), device=device):
+                self.device = torch.empty(words, dtype=torch.int32, device=device)
         self.copied: Any = None if on_host else copy_event()
 
     def is_free(self) -> bool:
@@ -42,7 +47,7 @@ class _Buffer:
         return self.copied is None or bool(self.copied.query())
 
 
-class Staging:
+class Staging(Uncopied):
     """Collects the int32 descriptors of one call and uploads them in one copy.
 
     Usage: `begin()`, then `part(n)` for every array of descriptors (fill the returned view), then `upload()`

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvcache.allocation import zeros
 from kvcache.compiled import compiled
 from kvcache.device import staging as staging_module
 from kvcache.device.data_plane import DataPlane
@@ -25,6 +26,7 @@ from kvcache.tree.changes import (
 from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
 from kvcache.tree.tokens import copy_tokens
+from kvcache.uncopied import Uncopied
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -139,7 +141,7 @@ def take_changes(
     return records, slots, pages
 
 
-class TreeMirror:
+class TreeMirror(Uncopied):
     """Records, child table and tokens of the tree in device memory, for matches on the device.
 
     Made at the first of them; from then on the tree keeps a log of its changes. `update` uploads what the
@@ -172,7 +174,7 @@ class TreeMirror:
             self._host = {n: getattr(self, n).numpy() for n in ("records", "table", "tokens")}
 
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=self._plane.pools.tops.device)
+        return zeros(shape, torch.int32, self._plane.pools.tops.device)
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvcache.allocation import zeros
 from kvcache.config import CacheConfig
 from kvcache.device.data_plane import DataPlane, PlacedRows
 from kvcache.kernels.fill_indices import MOST_ENTRIES, fill_indices, fill_indices_twin
@@ -149,4 +150,4 @@ def most_entries(config: CacheConfig, unit: int) -> int:
 
 
 def _zeros(plane: DataPlane, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=plane.pools.tops.device)
+    return zeros(shape, dtype, plane.pools.tops.device)

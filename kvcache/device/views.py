@@ -14,6 +14,7 @@ from kvcache.requests import check_lens, running_rows
 from kvcache.rows import ALLOCATED, COMPUTED, Int32Array
 from kvcache.state import state_of
 from kvcache.types import Lens, Rows
+from kvcache.uncopied import Uncopied
 
 
 class PageTable(NamedTuple):
@@ -50,7 +51,7 @@ def count_entries(
     return total, widest
 
 
-class Views:
+class Views(Uncopied):
     """Page tables and index lists of rows, as attention backends take them (docs/attention_backends.md).
 
     Each call is one launch, and one upload where the rows are not those of the last call or lengths are

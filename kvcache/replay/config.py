@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from kvcache.checkpoints import CheckpointPolicy, check_policies
-from kvcache.checks import check_int
+from kvcache.checks import check_device, check_int
 from kvcache.config import CacheConfig
 from kvcache.errors import InvalidInputError
 from kvcache.replay.trace import MAX_REQUEST_TOKENS, Trace
@@ -56,7 +54,7 @@ class EngineConfig:
             if not 0 < value < 1e15:
                 raise InvalidInputError(f"{name} must be a number > 0, got {value}")
         check_policies(self.checkpoints)
-        _check_device(self.device)
+        check_device("device", self.device)
 
     @property
     def chunk_tokens(self) -> int:
@@ -83,18 +81,4 @@ class EngineConfig:
             checkpoints=self.checkpoints,
             max_namespaces=1,
             device=self.device,
-        )
-
-
-def _check_device(name: str) -> None:
-    """Raise InvalidInputError unless `name` is a device that this machine has."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidInputError(f"device must be cpu, cuda or cuda:N, got {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidInputError(f"device must be cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidInputError(
-            f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices found"
         )

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-import torch
-
+from kvcache.checks import check_device
 from kvcache.errors import InvalidInputError
 from kvcache.validate.driver import Driver
 from kvcache.validate.generate import Generator, random_config
@@ -80,15 +79,6 @@ def random_program(seed: str, *, device: str = "cpu") -> Outcome:
     return Outcome(program, calls, coverage, failure)
 
 
-def check_device(device: str) -> None:
-    """Raise InvalidInputError unless torch can make tensors on `device`."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without it
-        reason = str(error).splitlines()[0]
-        raise InvalidInputError(f"device must be usable here, got {device!r}: {reason}") from error
-
-
 def shortest_script(outcome: Outcome) -> str:
     """Shrink a failing program; return a script that repeats the failure."""
     # most failures show in what is compared: check() is then left out, which is faster
@@ -127,9 +117,9 @@ def run(
         0, or 1 if manager and oracle disagreed; then the shortest failing sequence found was said.
 
     Raises:
-        InvalidInputError: torch has no such device here.
+        InvalidInputError: There is no such device here.
     """
-    check_device(device)
+    check_device("device", device)
     start = time.monotonic()
     coverage: Counter[str] = Counter()
     done = calls = 0

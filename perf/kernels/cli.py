@@ -125,11 +125,12 @@ def _measure(
     timer: CpuTimer | GpuTimer,
     draw: _Draw | None,
 ) -> int:
+    from kvcache.allocation import allocating
     from kvcache.bench import report
     from kvcache.bench.case import MismatchError
     from kvcache.bench.machine import command_line, describe_machine, describe_versions, one_line
     from kvcache.bench.measure import measure
-    from kvcache.output import replace_file
+    from kvcache.output import write_file
 
     machine = describe_machine(sizes[0].device)
     copy = timer.copy_gb_per_s()
@@ -142,7 +143,8 @@ def _measure(
             draw(bench, rows, f"{one_line(machine)}; {command_line()}", copy)
 
     try:
-        rows = measure(benches, sizes, timer, on_bench=show)
+        with allocating():
+            rows = measure(benches, sizes, timer, on_bench=show)
     except MismatchError as error:
         print(f"kvcache bench: {error}; it was not timed", file=sys.stderr)
         return 1
@@ -151,7 +153,7 @@ def _measure(
     )
     text = report.as_text(found)
     for path in filter(None, (args.json, args.out / "bench.json" if args.out else None)):
-        replace_file(path, lambda partial: partial.write_text(text))
+        write_file(path, lambda partial: partial.write_text(text))
         print(f"\nwrote {path}")
     return 0
 
@@ -177,23 +179,14 @@ def _device(given: str | None) -> str:
     """Return the device to measure on, made the current one if it is a GPU."""
     import torch
 
-    from kvcache.errors import InvalidInputError
+    from kvcache.checks import check_device
 
     if given is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(given)
-    except RuntimeError as error:
-        raise InvalidInputError(f"--device must be cpu or cuda, got {given!r}") from error
+    check_device("--device", given)
+    device = torch.device(given)
     if device.type == "cpu":
         return "cpu"
-    if device.type != "cuda":
-        raise InvalidInputError(f"--device must be cpu or cuda, got {given!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= count:
-        raise InvalidInputError(
-            f"--device must be usable here, got {given!r}: {count} CUDA devices"
-        )
     torch.cuda.set_device(device)
     return given
 

@@ -328,6 +328,7 @@ def accelerator(*, run_kernels: bool = True, lag: int = 0) -> Iterator[None]:
             patch.setattr("kvcache.device.stream.is_capturing", lambda: _state.nodes is not None)
             for module in (torch.cuda, torch.accelerator):
                 patch.setattr(module, "synchronize", _waiting(module.synchronize))
+            patch.setattr("kvcache.checks.DEVICE_KINDS", ("cpu", "cuda", NAME))
             yield
             _state.streams.land()
     finally:

@@ -241,7 +241,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser.parse_args(["validate", "--seconds", "0"])
     nowhere = parser.parse_args(["validate", "--device", "nowhere"])
-    with pytest.raises(InvalidInputError, match="device must be usable here, got 'nowhere'"):
+    with pytest.raises(
+        InvalidInputError, match="device must be cpu, cuda or cuda:N, got 'nowhere'"
+    ):
         nowhere.run(nowhere)
 
 

@@ -68,6 +68,14 @@ def failing(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return message
 
 
+def shell(command: str, cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` of bash, with the command line of `kvcache` in place of {}."""
+    ours = shlex.join([sys.executable, "-m", "kvcache", *argv])
+    return subprocess.run(
+        ["bash", "-c", command.format(ours)], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
 class TestReplay:
     def test_prints_a_table_and_writes_all_counts(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -292,13 +300,50 @@ class TestCommand:
 
     def test_a_reader_that_leaves_early_is_no_error(self, tmp_path: Path) -> None:
         report = tmp_path / "out.json"
-        argv = [sys.executable, "-m", "kvcache", *SMALL, "--json", str(report)]
-        command = f"{shlex.join(argv)} | true; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
+        command = "{} | true; exit ${{PIPESTATUS[0]}}"
+        done = shell(command, tmp_path, *SMALL, "--json", str(report))
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(report.read_text())["requests"] == 12
+
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+    def test_runs_with_closed_streams_as_daemons_have_them(
+        self, tmp_path: Path, closed: str
+    ) -> None:
+        report = tmp_path / "out.json"
+        done = shell(f"{{}} {closed}", tmp_path, *SMALL, "--progress", "--json", str(report))
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+        assert json.loads(report.read_text())["requests"] == 12
+
+    @pytest.mark.parametrize(
+        ("closed", "argv"),
+        [
+            ("2>&-", [*SMALL, "--page-size", "0"]),
+            ("2>/dev/full", [*SMALL, "--page-size", "0"]),
+            ("2>/dev/full", ["reply"]),  # argparse's own error
+        ],
+    )
+    def test_bad_input_has_its_status_where_nobody_can_be_told(
+        self, tmp_path: Path, closed: str, argv: list[str]
+    ) -> None:
+        done = shell(f"{{}} {closed}", tmp_path, *argv)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_a_full_disk_behind_stdout_is_one_line(self, tmp_path: Path, unbuffered: str) -> None:
+        command = f"PYTHONUNBUFFERED={unbuffered} {{}} >/dev/full"
+        done = shell(command, tmp_path, *SMALL)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "kvcache replay: error: stdout: cannot be written: No space left on device\n",
+        )
+
+    def test_help_that_cannot_be_printed_is_an_error(self, tmp_path: Path) -> None:
+        done = shell("PYTHONUNBUFFERED= {} >/dev/full", tmp_path, "--help")
+        assert (done.returncode, done.stderr) == (
+            2,
+            "kvcache: error: stdout: cannot be written: No space left on device\n",
+        )
 
     def test_runs_as_a_module_with_an_exit_status(self, tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "kvcache", "replay", str(tmp_path / "no.jsonl")]
