@@ -47,13 +47,17 @@ def run(args: argparse.Namespace) -> int:
     """Carry out `kvcache compile`; returns the exit status."""
     # nothing that needs torch or numba is imported before it is asked for
     import torch
+    from numba import config as numba_config
     from numba.core import event
 
     from kvcache.compiled import cache_folder
     from kvcache.config import CacheConfig
+    from kvcache.errors import InvalidInputError
     from kvcache.keys import first_bad_span
     from kvcache.warmup import warm_up
 
+    if getattr(numba_config, "DISABLE_JIT", 0):
+        raise InvalidInputError("NUMBA_DISABLE_JIT must not be set: with it nothing is compiled")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     sizes = args.page_size or (_PAGE_SIZES if device != "cpu" else _PAGE_SIZES[1:2])
     configs = [

@@ -61,8 +61,8 @@ class KeyBatch:
 
     Keys may lie anywhere in the buffer, so rows of a 2-D token pool serve as they are
     (`starts = row * stride`). Arrays are checked once and kept as they are: make a new batch instead of
-    writing to `starts` or `lens`. The first int64 buffer, and the first read-only one, cost each call some
-    seconds of compiling.
+    writing to `starts` or `lens`. int64 buffers, and read-only ones, run code of their own, which is compiled
+    at their first use or by `warm_up`; that for unaligned buffers is compiled at their first use.
 
     Args:
         tokens: [num_tokens] int32 or int64, contiguous; token ids in [0, 2^31).

@@ -50,7 +50,7 @@ def warm_up(config: CacheConfig, *, every: bool = True) -> None:
     Waits for the device.
 
     Args:
-        every: False: only what requests with int32 tokens need, which is the quicker half.
+        every: False: only what requests with int32 tokens need, no views and nothing for keys on the device.
     """
     cache = KVCacheManager(small_config(config))
     buffers = [

@@ -28,6 +28,7 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     "capacity": lambda w: w.m.capacity(),
     "stats": lambda w: w.m.stats(),
     "check": lambda w: w.m.check(),
+    "warm_up": lambda w: w.m.warm_up(),
     "namespace": lambda w: w.m.namespace("b"),
     "drop_namespace": lambda w: w.m.drop_namespace(w.ns_cached),
     "match": lambda w: w.m.match(pack([1])),

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from kvcache.checks import INT64, as_int_array
+from kvcache.cli import main
 
 ROOMS = [str(Path(__file__).parents[1] / room) for room in ("", "manager")]
 CALLS = 5000
@@ -83,9 +88,12 @@ print(json.dumps({
 """
 
 
+compiles = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="numba's compiler is off"
+)
+
+
 def outcome(window: int | None, others: list[tuple[int | None, bool]]) -> dict[str, Any]:
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
-        pytest.skip("numba's compiler is off")
     argv = [sys.executable, "-c", CODE, json.dumps(ROOMS), json.dumps([window, others, CALLS])]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -93,6 +101,7 @@ def outcome(window: int | None, others: list[tuple[int | None, bool]]) -> dict[s
     return report
 
 
+@compiles
 @pytest.mark.slow  # where the code is not on disk yet, all of it is compiled here
 @pytest.mark.parametrize("window", [6, None])
 def test_nothing_is_compiled_or_loaded_after_warm_up(window: int | None) -> None:
@@ -109,3 +118,55 @@ def test_nothing_is_compiled_or_loaded_after_warm_up(window: int | None) -> None
     assert min(report["evicted"]) > 0
     if window:
         assert report["missing"] == []
+
+
+@compiles
+@pytest.mark.slow
+def test_the_command_compiles_and_says_where_the_code_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["compile", "--device", "cpu", "--page-size", "4", "--window", "8", "--bigram"]
+    assert main(argv) == 0
+    took, where = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"cpu: \d+ functions compiled by numba, the others loaded; \d+\.\d s", took)
+    assert any(Path(where.removeprefix("stored in ")).rglob("*.first_bad_span-*.nbc")), where
+    # all of it again, and nothing is left to compile
+    assert main(["compile", "--device", "cpu", "--window", "none"]) == 0
+    assert "cpu: 0 functions" in capsys.readouterr().out
+    monkeypatch.setattr("kvcache.compiled.cache_folder", lambda function: None)
+    assert main(argv) == 1
+    assert capsys.readouterr().err == "nothing is stored: no folder can be written\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--page-size", "0"], "page_size must be in [1, 1048576], got 0"),
+        (["--window", "wide"], "invalid int or none value: 'wide'"),
+        (["--device", "abacus"], "device must be cpu, cuda, cuda:N, ..., got 'abacus'"),
+    ],
+)
+@compiles
+def test_the_command_refuses_impossible_flags(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["compile", *options])
+    except SystemExit as stop:  # argparse
+        status = int(str(stop.code))
+    assert status == 2
+    out, err = capsys.readouterr()
+    assert (out, message in err) == ("", True)
+
+
+def test_compiled_code_gets_one_kind_of_array() -> None:
+    """numba compiles anew for what is read-only, strided or unaligned."""
+    plain = np.arange(4)
+    read_only = np.arange(4)
+    read_only.flags.writeable = False
+    unaligned = np.frombuffer(b"?" + plain.tobytes(), np.int64, offset=1)
+    for given in (read_only, unaligned, np.repeat(plain, 2)[::2], [0, 1, 2, 3]):
+        array = as_int_array("x", given, dtype=INT64)
+        assert array.tolist() == [0, 1, 2, 3]
+        assert array.flags.carray
+    assert as_int_array("x", plain, dtype=INT64) is plain
