@@ -66,6 +66,7 @@ def warm_up(config: CacheConfig, *, every: bool = True) -> None:
         for tokens in buffers[::2]:
             _match_on_device(cache, tokens)
         _read(cache, buffers[0])
+        cache.reset()
     cache.close()
 
 
@@ -88,7 +89,10 @@ def _serve(cache: KVCacheManager, tokens: TokenArray) -> None:
     short, whole = _keys(cache, tokens, prompt - 1), _keys(cache, tokens, end)
     hints = Ragged(np.full(_MANY_HINTS, page_size), [0, 1, _MANY_HINTS])
     found = cache.match(short)
-    rows = cache.admit(cache.match(short, previous=found))
+    found = cache.match(short, previous=found)
+    cache.admit_as_many(found, [prompt] * _ROWS)
+    rows = cache.admit(found)
+    cache.index(rows)
     cache.extend(rows, [prompt] * _ROWS)
     cache.advance(rows, [prompt - 1] * _ROWS)
     cache.advance(rows)

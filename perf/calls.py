@@ -1,7 +1,7 @@
 """Host time of every public call, beside that of another checkout: `python perf/calls.py --against X`.
 
 Each checkout runs in a process of its own, and the two take turns, round by round, so that what else the
-machine does meets both. Times are CPU time of the process's thread, medians over the rounds; a ratio above 1 is
+machine does meets both. Times are CPU time of the thread, medians over the rounds; a ratio above 1 is
 slower than the other checkout. Argument checks, plans, staging and CPU twins are in it: it is the whole call.
 
     git worktree add /tmp/before HEAD~1

@@ -19,7 +19,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "size",
-        help="pages of both pools from a model's layers and the memory there is",
         description="Split memory into a Full and an SWA pool for a model: pages, tokens and bytes of each, "
         "and the CacheConfig to paste. docs/sizing.md says how it is split.",
     )

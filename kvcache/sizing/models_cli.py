@@ -11,7 +11,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser(
         "models",
-        help="list the models whose layers are known",
         description="List the models whose layers are known to `kvcache size`.",
     )
     parser.set_defaults(run=run)
