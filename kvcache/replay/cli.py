@@ -34,6 +34,12 @@ _WORKLOAD_OPTIONS = {
     "depth": "forest: edges from a root to a leaf",
     "fanout": "forest: forks of an edge",
 }
+# those that not all workloads use
+_USED_BY = {
+    **dict.fromkeys(("requests", "question-len"), ("shared-prompt", "forest")),
+    **dict.fromkeys(("conversations", "turns", "message-len"), ("multi-turn",)),
+    **dict.fromkeys(("trees", "depth", "fanout"), ("forest",)),
+}
 
 # a tty is told how far a run is if it has at least so many requests
 _LONG_RUN = 1000
@@ -58,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_engine_options(parser.add_argument_group("engine"))
     _add_report_options(parser.add_argument_group("report"))
     group = parser.add_argument_group("workloads")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    group.add_argument("--seed", type=int, default=argparse.SUPPRESS, metavar="N", help="default 0")
     for option, text in _WORKLOAD_OPTIONS.items():
         group.add_argument(f"--{option}", type=int, metavar="N", help=text)
 
@@ -121,26 +127,30 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
         help="requests come at the times of the trace; default: as soon as there is room",
     )
     group.add_argument(
-        "--speed", type=float, default=1.0, metavar="X", help="arrivals X times as fast; default 1"
+        "--speed",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="X",
+        help="arrivals X times as fast; default 1",
     )
     group.add_argument(
         "--step-seconds",
         type=float,
-        default=0.02,
+        default=argparse.SUPPRESS,
         metavar="X",
         help="arrivals: simulated time of a step; default 0.02",
     )
     group.add_argument(
         "--prefill-rate",
         type=float,
-        default=40_000.0,
+        default=argparse.SUPPRESS,
         metavar="X",
         help="arrivals: simulated prompt tokens a second; default 40000",
     )
     group.add_argument(
         "--block-size",
         type=int,
-        default=512,
+        default=argparse.SUPPRESS,
         metavar="N",
         help="tokens that a hash_id of a Mooncake trace stands for; default 512",
     )
@@ -182,6 +192,7 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.trace is None) == (args.workload is None):
         raise InvalidInputError("give a TRACE or a --workload, one of them")
+    _refuse_idle_options(args)
     if args.json is not None:
         check_writable("--json", args.json)
     if args.plot is not None:
@@ -212,6 +223,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_idle_options(args: argparse.Namespace) -> None:
+    """Raise InvalidInputError for an option that would change nothing in this run."""
+    from kvcache.errors import InvalidInputError
+
+    given = {name.replace("_", "-") for name, value in vars(args).items() if value is not None}
+    reasons: dict[str, str] = {}
+    if args.workload is None:
+        reasons = dict.fromkeys(
+            ("seed", *_WORKLOAD_OPTIONS), "is for a --workload, not for a trace"
+        )
+    else:
+        reasons["block-size"] = "is for a trace, not for a --workload"
+        for option, users in _USED_BY.items():
+            if args.workload not in users:
+                reasons[option] = f"is for {' and '.join(users)}, not for {args.workload}"
+    if not args.arrivals:
+        for option in ("speed", "step-seconds", "prefill-rate"):
+            reasons[option] = "does nothing without --arrivals"
+    for option, reason in reasons.items():
+        if option in given:
+            raise InvalidInputError(f"--{option}: {reason}")
+
+
 def _policies(args: argparse.Namespace) -> dict[str, tuple[CheckpointPolicy, ...]]:
     """The checkpoint policies to run, by the name that reports use."""
     from kvcache.checkpoints import parse_checkpoints
@@ -235,8 +269,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 
 def _trace(args: argparse.Namespace) -> Trace:
     from kvcache.checks import check_int
-    from kvcache.errors import InvalidInputError
-    from kvcache.replay.readers import read_trace
+    from kvcache.replay.readers import MOONCAKE_BLOCK, read_trace
     from kvcache.replay.workloads import WorkloadSizes, make_workload
 
     sizes = {
@@ -245,15 +278,17 @@ def _trace(args: argparse.Namespace) -> Trace:
         if getattr(args, option.replace("-", "_")) is not None
     }
     if args.workload is not None:
-        check_int("seed", args.seed, low=0)
-        trace = make_workload(args.workload, WorkloadSizes(**sizes), seed=args.seed)
-    elif sizes:
-        option = next(iter(sizes)).replace("_", "-")
-        raise InvalidInputError(f"--{option}: is for a --workload, not for a trace")
+        seed = check_int("seed", _seed(args), low=0)
+        trace = make_workload(args.workload, WorkloadSizes(**sizes), seed=seed)
     else:
-        check_int("block size", args.block_size, low=1, high=2**20)
-        trace = read_trace(args.trace, mooncake_block_size=args.block_size)
+        block_size = getattr(args, "block_size", MOONCAKE_BLOCK)
+        check_int("block size", block_size, low=1, high=2**20)
+        trace = read_trace(args.trace, mooncake_block_size=block_size)
     return trace if args.limit is None else trace.limit(args.limit)
+
+
+def _seed(args: argparse.Namespace) -> int:
+    return getattr(args, "seed", 0)
 
 
 def _replay_all(
@@ -321,5 +356,5 @@ def _options(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     options = {name: getattr(config, name) for name in names}
     options.update(limit=args.limit, workload=args.workload)
     if args.workload is not None:
-        options["seed"] = args.seed
+        options["seed"] = _seed(args)
     return options

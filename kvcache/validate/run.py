@@ -21,6 +21,21 @@ _MOST_CALLS = 200
 _CHECK_EVERY = 8
 _NEVER = 10**9
 
+# what the counts of rare things count; those of refusals name the call and the error
+_LEGEND = {
+    "adopted": "tombstones of the tree that took the SWA page of a row",
+    "branch_points": "matches that found a fork without a window",
+    "early_releases": "SWA locks that slide released before the row ended",
+    "evicted_full": "Full pages of the tree that were freed",
+    "evicted_swa": "SWA pages of the tree that were freed",
+    "repointed": "pages of a row that the tree had already",
+    "retractions": "rows that were retracted",
+    "stored": "pages that the tree took over from a row",
+    "tombstoned": "pages of the tree that lost their SWA page alone",
+    "trimmed": "tombstones that went since nothing was left below them",
+}
+_REFUSED = "calls that both sides refused"
+
 
 class Outcome(NamedTuple):
     """What one program did."""
@@ -142,5 +157,5 @@ def run(
         f"{done} programs, {calls} calls, {calls / max(elapsed, 1e-9):.0f} calls/s, no disagreement"
     )
     for name, count in sorted(coverage.items()):
-        say(f"  {name:32} {count}")
+        say(f"  {name:32} {count:<9} {_LEGEND.get(name, _REFUSED)}")
     return 0

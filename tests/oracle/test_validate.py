@@ -18,7 +18,7 @@ from kvcache.validate import Driver, Failure, run
 from kvcache.validate.bad_calls import BAD_CALLS
 from kvcache.validate.cli import add_parser
 from kvcache.validate.program import Program
-from kvcache.validate.run import failure_of, random_program
+from kvcache.validate.run import _LEGEND, _REFUSED, failure_of, random_program
 from kvcache.validate.shrink import shrink
 
 SIZES = {"page_size": 4, "window": 8, "full_pages": 32, "swa_pages": 24}
@@ -237,7 +237,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     add_parser(parser.add_subparsers())
     args = parser.parse_args(["validate", "--seconds", "60", "--programs", "1", "--seed", "3"])
     assert args.run(args) == 0
-    assert "1 programs, " in capsys.readouterr().out
+    head, *counts = capsys.readouterr().out.splitlines()
+    assert head.startswith("1 programs, ")
+    assert counts
+    for line in counts:
+        name, legend = line[2:34].strip(), line[45:]
+        assert legend == (_REFUSED if name.endswith("Error") else _LEGEND[name])
     with pytest.raises(SystemExit):
         parser.parse_args(["validate", "--seconds", "0"])
     nowhere = parser.parse_args(["validate", "--device", "nowhere"])

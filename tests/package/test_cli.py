@@ -189,7 +189,13 @@ class TestBadInput:
                 "checkpoints must be none or a list of branch, hints, every=N, got 'forks'",
             ),
             (["--device", "abacus"], "device must be cpu, cuda or cuda:N, got 'abacus'"),
-            (["--speed", "0"], "speed must be a number > 0, got 0.0"),
+            (["--arrivals", "--speed", "0"], "speed must be a number > 0, got 0.0"),
+            (["--speed", "2"], "--speed: does nothing without --arrivals"),
+            (["--step-seconds", "0.02"], "--step-seconds: does nothing without --arrivals"),
+            (["--prefill-rate", "9"], "--prefill-rate: does nothing without --arrivals"),
+            (["--turns", "8"], "--turns: is for multi-turn, not for shared-prompt"),
+            (["--depth", "2"], "--depth: is for forest, not for shared-prompt"),
+            (["--block-size", "512"], "--block-size: is for a trace, not for a --workload"),
         ],
     )
     def test_impossible_sizes(
@@ -212,6 +218,14 @@ class TestBadInput:
             (
                 ["replay", "t.jsonl", "--question-len", "3"],
                 "kvcache replay: error: --question-len: is for a --workload, not for a trace",
+            ),
+            (
+                ["replay", "t.jsonl", "--seed", "0"],
+                "kvcache replay: error: --seed: is for a --workload, not for a trace",
+            ),
+            (
+                ["replay", "--workload", "multi-turn", "--requests", "3"],
+                "kvcache replay: error: --requests: is for shared-prompt and forest, not for multi-turn",
             ),
         ],
     )
