@@ -47,7 +47,7 @@ def test_dead_swa_goes_before_hot_swa() -> None:
 def test_an_swa_hit_makes_the_window_recent() -> None:
     """D31: a hit refreshed Full recency only."""
     cache = ByHand(4, 8)
-    a, b = run_of(1, 24), run_of(2, 24)
+    a, b = run_of(1, 25), run_of(2, 25)
     cache.put(a)
     cache.put(b)
     cache.match(a, touch=True)
@@ -60,7 +60,7 @@ def test_an_swa_hit_makes_the_window_recent() -> None:
 def test_no_tombstone_leaf_survives_its_window() -> None:
     """D31, second half; design.md 5.8: Full KV that nobody can reuse goes with the window."""
     cache = ByHand(4, 8)
-    key = run_of(1, 40)
+    key = run_of(1, 41)
     cache.put(key)
     freed = cache.evict(swa=2)
     assert freed == (10, 2)
@@ -70,7 +70,7 @@ def test_no_tombstone_leaf_survives_its_window() -> None:
 def test_a_trimmed_leaf_falls_back_to_a_length_that_can_be_reused() -> None:
     """The kind: whatever is evicted, the end of every unlocked leaf can be reused."""
     cache = ByHand(4, 8, checkpoints="hints")
-    key = run_of(1, 40)
+    key = run_of(1, 41)
     cache.put(key, hints=[16])
     assert cache.evict(full=1) == (6, 2)
     assert cache.match(key) == (16, 16, None)
@@ -155,7 +155,7 @@ def test_locked_nodes_are_in_no_list() -> None:
 def test_a_broken_window_gives_up_its_rest_before_another_is_touched() -> None:
     """design.md 5.8."""
     cache = ByHand(4, 16)
-    a, b = run_of(1, 40), run_of(2, 40)
+    a, b = run_of(1, 41), run_of(2, 41)
     cache.put(a)
     cache.put(b)
     assert cache.evict(swa=1)[1] == 1

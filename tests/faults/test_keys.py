@@ -42,7 +42,7 @@ def test_a_dropped_namespace_never_answers_again() -> None:
     """The kind of D59: a new namespace in an old one's place sees none of its pages, nor does its handle."""
     cache = ByHand(4, 8, max_namespaces=2)
     old = cache.m.namespace("old")
-    key = run_of(1, 16)
+    key = run_of(1, 17)
     cache.put(key, namespace=old)
     found = cache.m.match(KeyBatch.pack([key]), old)
     assert cache.m.drop_namespace(old) == (4, 2)

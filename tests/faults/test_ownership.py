@@ -18,6 +18,7 @@ def test_a_healed_tombstone_takes_the_new_swa_pages_and_frees_none(page: int, wi
     """D01: healing freed the SWA page that a stale map entry named, someone else's by then."""
     cache = ByHand(page, window)
     keep = -(-window // page)
+    kept = keep + 1  # the windows before the end, and before the page before it
     shared = run_of(1, (keep + 2) * page)
     cache.put(
         shared + run_of(2, (keep + 1) * page)
@@ -34,11 +35,11 @@ def test_a_healed_tombstone_takes_the_new_swa_pages_and_frees_none(page: int, wi
     names = cache.pages(reader)
     assert cache.m.rows.owned_len[cache.index(reader)] == len(shared)
     assert not set(names) & set(mine), "the tree's Full pages stay"
-    # the last window's SWA pages are the healer's, under the tree's Full pages; nothing of it was freed
+    # the last windows' SWA pages are the healer's, under the tree's Full pages; nothing of it was freed
     free_full, free_swa = cache.free_pages()
     assert set(mine) <= free_full - free_before[0]
-    assert all(p > 0 for p in cache.swa_of(names[-keep:]))
-    assert len(free_swa - free_before[1]) == len(mine) - keep
+    assert all(p > 0 for p in cache.swa_of(names[-kept:]))
+    assert len(free_swa - free_before[1]) == len(mine) - kept
     assert cache.swa_of(mine) == [0] * len(mine)
     cache.drain()
 
@@ -89,8 +90,9 @@ def test_pages_freed_behind_a_sequence_are_not_cached_again() -> None:
         cache.compute(row, length)
         cache.slide(row)
     cache.finish(row, key)
-    assert cache.m.stats().tree_swa_pages == 4
+    assert cache.m.stats().tree_swa_pages == 5
     assert cache.match(key) == (12, 12, None)
+    assert cache.match(key[:-1]) == (11, 11, None)
     cache.drain()
 
 
@@ -105,9 +107,10 @@ def test_what_slid_out_before_a_commit_is_a_tombstone(page: int, window: int) ->
     cache.slide(row)
     cache.commit(row, key)
     assert cache.match(key) == (len(key), len(key), None)
-    assert cache.m.stats().tree_swa_pages == keep
+    assert cache.m.stats().tree_swa_pages == keep + 1
     cache.finish(row, key)
-    assert cache.match(key[:-page])[:2] == (len(key) - page, 0)
+    assert cache.match(key[:-page])[:2] == (len(key) - page, len(key) - page)
+    assert cache.match(key[: -2 * page])[:2] == (len(key) - 2 * page, 0)
     cache.drain()
 
 
@@ -116,9 +119,9 @@ def test_a_locked_tombstone_path_is_healed_in_place() -> None:
     cache = ByHand(4, 8)
     prefix = run_of(1, 16)
     first = cache.start(prefix + run_of(2, 20))
-    cache.compute(first, 16)
+    cache.compute(first, 17)
     cache.commit(first, prefix + run_of(2, 20))
-    cache.compute(first, 32)
+    cache.compute(first, 33)
     cache.slide(first)  # a window past the prefix: its SWA is unlocked
     assert cache.evict(swa=2) == (0, 2)
     before = cache.pages(first)
@@ -126,15 +129,15 @@ def test_a_locked_tombstone_path_is_healed_in_place() -> None:
     key = prefix + run_of(3, 4)
     second = cache.start([*key, 5])
     assert cache.m.rows.computed_len[cache.index(second)] == 0
-    cache.compute(second, 20)
+    cache.compute(second, 21)
     mine = cache.pages(second)
     swa_mine = cache.swa_of(mine)
     cache.commit(second, [*key, 5])
 
     assert cache.match(key) == (20, 20, None)
     assert cache.pages(first) == before
-    assert cache.pages(second) == [*before[:4], mine[4]]
-    assert cache.swa_of([before[3], mine[4]]) == swa_mine[3:]
+    assert cache.pages(second) == [*before[:4], *mine[4:]]
+    assert cache.swa_of([before[3], mine[4]]) == swa_mine[3:5]
     assert set(mine[:4]) <= cache.free_pages()[0]
     cache.drain()
 
@@ -144,9 +147,9 @@ def test_full_kv_is_kept_where_swa_is_gone() -> None:
     cache = ByHand(4, 4)
     key = run_of(1, 16)
     row = cache.start(key + run_of(2, 20))
-    cache.compute(row, 16)
+    cache.compute(row, 17)
     cache.commit(row, key + run_of(2, 20))
-    cache.compute(row, 24)
+    cache.compute(row, 25)
     cache.slide(row)
     assert cache.evict(swa=1) == (0, 1)
     cache.m.abort([row])
@@ -188,10 +191,11 @@ def test_the_checker_sees_two_owners_where_sums_balance(pool: str) -> None:
     for row in rows:
         cache.compute(row, 8)
     pools: Any = cache.m.pools
+    first, second = cache.m.index(rows).tolist()
     if pool == "Full":
-        pools.page_table[rows[0], 0] = pools.page_table[rows[1], 0]
+        pools.page_table[first, 0] = pools.page_table[second, 0]
     else:
-        a, b = pools.page_table[rows, 0].tolist()
+        a, b = pools.page_table[[first, second], 0].tolist()
         pools.swa_map[a] = pools.swa_map[b]
     with pytest.raises(IntegrityError, match=r"P1|P2"):
         cache.m.check()

@@ -64,10 +64,12 @@ def test_window_that_is_no_multiple_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("page_size", range(1, 257, 5))
-def test_a_whole_window_stays_before_the_end_of_the_key(page_size: int) -> None:
+def test_a_whole_window_stays_before_the_end_of_the_key_without_its_last_token(
+    page_size: int,
+) -> None:
     for keep in (0, 1, 6, page_size - 1, page_size, page_size + 1, 128):
         for computed in (0, 1, page_size, 3 * page_size + 1, 700):
-            end = computed // page_size * page_size
+            end = max(0, computed - 1) // page_size * page_size
             frontier, _ = _frontier(computed, page_size, keep)
             assert frontier % page_size == 0
             assert end - frontier >= min(keep, end)
@@ -76,8 +78,8 @@ def test_a_whole_window_stays_before_the_end_of_the_key(page_size: int) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_nothing_inside_the_window_is_freed_chunk_by_chunk(page_size: int) -> None:
-    first, _ = _frontier(16, page_size, keep=8)
-    second, freed = _frontier(32, page_size, keep=8, old=first)
+    first, _ = _frontier(17, page_size, keep=8)
+    second, freed = _frontier(33, page_size, keep=8, old=first)
     assert (first, second) == (8, 24)
     assert freed == [page + 1 for page in range(8 // page_size, 24 // page_size)]
 
@@ -89,8 +91,17 @@ def test_bigram_keys_keep_the_page_that_the_last_token_does_not_complete() -> No
 
 
 def test_pages_of_the_tree_stay() -> None:
-    assert _frontier(40, page_size=4, keep=8, owned=16) == (32, [5, 6, 7, 8])
-    assert _frontier(40, page_size=4, keep=8, owned=40) == (32, [])
+    assert _frontier(40, page_size=4, keep=8, owned=16) == (28, [5, 6, 7])
+    assert _frontier(41, page_size=4, keep=8, owned=16) == (32, [5, 6, 7, 8])
+    assert _frontier(40, page_size=4, keep=8, owned=40) == (28, [])
+
+
+def test_a_key_that_ends_with_a_page_keeps_the_window_before_that_page() -> None:
+    """The same prompt, sent again, leaves its last token off."""
+    assert [_frontier(n, page_size=4, keep=8)[0] for n in range(39, 43)] == [28, 28, 32, 32]
+    assert [_frontier(n, page_size=1, keep=8)[0] for n in range(8, 12)] == [0, 0, 1, 2]
+    bigram = [_frontier(n, page_size=4, keep=8, bigram=True)[0] for n in range(39, 43)]
+    assert bigram == [28, 28, 28, 32]
 
 
 def test_the_frontier_never_moves_back() -> None:

@@ -35,6 +35,8 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     "admit": lambda w: w.m.admit(w.found, [0]),
     "evict": lambda w: w.m.evict(1),
     "flush": lambda w: w.m.flush(),
+    "reset": lambda w: w.m.reset(),
+    "index": lambda w: w.m.index([w.row]),
     "translate": lambda w: w.m.translate(w.one),
     "views.page_table": lambda w: w.m.views.page_table([w.row]),
     "decode step, made": lambda w: DecodeStep(w.m),
