@@ -43,6 +43,7 @@ class CacheState:
             num_slots=config.full_pages,
             max_locks=config.max_rows,
             max_roots=config.max_namespaces,
+            hash_seed=config.hash_seed,
         )
         self.plane = DataPlane(config)
         self.evicted_full = 0

@@ -22,7 +22,6 @@ from kvcache.tree.changes import (
     NODE_CHANGED,
     SLOT_CHANGED,
 )
-from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
 
 Bytes = npt.NDArray[np.uint8]
@@ -67,8 +66,9 @@ def count_changes(meta: Int64Array) -> tuple[int, int, int]:
     records = 0
     slots = 0
     pages = 0
+    log = meta[a.M_LOG_AT]
     for i in range(meta[a.M_LOG_LEN]):
-        entry = meta[a.NUM_META + i]
+        entry = meta[log + i]
         kind = entry & 3
         if kind == NODE_CHANGED:
             records += 1
@@ -104,8 +104,9 @@ def take_changes(
     records = 0
     slots = 0
     pages = 0
+    log = meta[a.M_LOG_AT]
     for i in range(meta[a.M_LOG_LEN]):
-        entry = meta[a.NUM_META + i]
+        entry = meta[log + i]
         kind = entry & 3
         if kind == NODE_CHANGED:
             n = entry >> 2
@@ -148,7 +149,7 @@ class TreeMirror:
         records: [num_records, 8] int32, fields as in kernels/layout.py.
         table: [slots, 2] int32, the child table, at least as large as the host's.
         tokens: [slab_slots * page_size] int32.
-        weights: [4096] int32, weights of the page hash.
+        hash_words: [5 + page_size] int64, secrets of the page hash.
     """
 
     def __init__(self, tree: RadixTree, plane: DataPlane) -> None:
@@ -161,8 +162,9 @@ class TreeMirror:
         self._seen_slots: Bytes = np.zeros(slots, np.uint8)
         self._seen_pages: Bytes = np.zeros(plane.config.full_pages, np.uint8)
         self.tokens = self._zeros(tree.tokens.shape[0])
-        self.weights = self._zeros(WEIGHTS.shape[0])
-        self._upload_array(self.weights, WEIGHTS.view(np.int32))
+        words = tree.hash_words
+        self.hash_words = self._zeros(2 * words.size).view(torch.int64)
+        self._upload_array(self.hash_words.view(torch.int32), words.view(np.int32))
         tree.log_changes(_LOG_ROOM)
         tree.meta[a.M_LOG_LOST] = LOST_ALL
         self._host: dict[str, Any] | None = None
@@ -175,7 +177,7 @@ class TreeMirror:
     @property
     def nbytes(self) -> int:
         """Device bytes held."""
-        held = (self.records, self.table, self.tokens, self.weights)
+        held = (self.records, self.table, self.tokens, self.hash_words)
         return sum(x.numel() * x.element_size() for x in held)
 
     @property
