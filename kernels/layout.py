@@ -67,7 +67,13 @@ RECORD_FIELDS = 8  # the last one is padding
 ENTRY_TAG = 0
 ENTRY_NODE = 1
 ENTRY_FIELDS = 2
-HASH_WEIGHTS = 4096  # weights of the page hash
+# secrets of the page hash, int64 [5 + P]; tree/hashing.py says what for
+HASH_MULTIPLIER = 0
+HASH_ADDEND = 1
+HASH_HEAD_KEY = 2
+HASH_HEAD_FACTOR = 3
+HASH_ODD_FACTOR = 4
+HASH_TOKEN_KEYS = 5  # one for each token of a page
 
 # match: results [8, batch] int32, rows as in tree/match.py
 MATCH_FULL_HIT = 0  # tokens

@@ -24,7 +24,12 @@ from kvcache.kernels.layout import (
     ENTRY_FIELDS,
     ENTRY_NODE,
     ENTRY_TAG,
-    HASH_WEIGHTS,
+    HASH_ADDEND,
+    HASH_HEAD_FACTOR,
+    HASH_HEAD_KEY,
+    HASH_MULTIPLIER,
+    HASH_ODD_FACTOR,
+    HASH_TOKEN_KEYS,
     MATCH_BRANCH,
     MATCH_FIELDS,
     MATCH_FULL_GEN,
@@ -49,8 +54,8 @@ if TYPE_CHECKING:
 # tokens that a program compares at a time: an edge of 2048 is one round, two 16-byte loads a thread and side
 # (one where a warp has 64 threads)
 _BLOCK = 2048
-# tokens that a program hashes at a time
-_HASH_BLOCK = 1024
+# pairs of tokens that a program hashes at a time
+_HASH_BLOCK = 512
 # registers a thread, enough for all. Without a bound ptxas aims at 40 or 48 and spills a word for it, in one
 # version or another; the grid is as wide as the batch, so nothing is gained by more programs a processor
 _MOST_REGISTERS = 64
@@ -58,10 +63,9 @@ _MOST_REGISTERS = 64
 ALIGN = 4
 # a path has fewer pages: before the first tombstone any window is whole
 _NO_TOMBSTONE = 2**31
-# constants of the tag's mixing function (splitmix64) and of a bigram key's first token
+# constants of the tag's mixing function (splitmix64)
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
-_HEAD_FACTOR = 0x9E3779B1
 _LOW_WORD = 0xFFFFFFFF
 
 
@@ -84,7 +88,7 @@ def _match_kernel(
     records_ptr,  # [num_records, 8] int32, in
     table_ptr,  # [slots, 2] int32, in; NODE 0: empty
     tokens_ptr,  # [slab_slots * P] int32, in
-    weights_ptr,  # [4096] int32, in; bits of uint32
+    hash_words_ptr,  # [5 + P] int64, in
     results_ptr,  # [8, num] int32, out
     num,
     table_mask,  # slots of the table in use - 1
@@ -112,6 +116,13 @@ def _match_kernel(
             head = first_token.to(tl.int32)
     tl.store(results_ptr + stride * MATCH_ROOT + b, node)
 
+    token_keys_ptr = hash_words_ptr + HASH_TOKEN_KEYS
+    multiplier = tl.load(hash_words_ptr + HASH_MULTIPLIER).to(tl.uint64)
+    addend = tl.load(hash_words_ptr + HASH_ADDEND).to(tl.uint64)
+    head_key = tl.load(hash_words_ptr + HASH_HEAD_KEY).to(tl.uint64)
+    head_factor = tl.load(hash_words_ptr + HASH_HEAD_FACTOR).to(tl.uint64)
+    odd_factor = tl.load(hash_words_ptr + HASH_ODD_FACTOR).to(tl.uint64)
+
     pos = num_pages * 0
     best = num_pages * 0
     best_node = node
@@ -120,20 +131,25 @@ def _match_kernel(
     walks = num_pages > 0
     while walks:
         page_ptr = key_ptr + pos.to(tl.int64) * P + BIGRAM
-        total = tl.full([], 0, tl.uint64)
+        top_head = tl.where(pos == 0, head, -1)
+        total = (top_head.to(tl.uint32).to(tl.uint64) + head_key) & _LOW_WORD
+        total *= head_factor
+        if P % 2:
+            odd = tl.load(page_ptr + P - 1).to(tl.uint32).to(tl.uint64)
+            odd += tl.load(token_keys_ptr + P - 1).to(tl.uint64)
+            total += (odd & _LOW_WORD) * odd_factor
         hashed = num_pages * 0
-        while hashed < P:
+        while hashed < P // 2:
             i = hashed + tl.arange(0, HASH_BLOCK)
-            token = tl.load(page_ptr + i, mask=i < P, other=0).to(tl.uint32).to(tl.uint64)
-            weight_ptr = weights_ptr + (i & (HASH_WEIGHTS - 1))
-            weight = tl.load(weight_ptr, mask=i < P, other=0).to(tl.uint32).to(tl.uint64)
-            total += tl.sum(token * weight, axis=0)
+            in_page = i < P // 2
+            first = tl.load(page_ptr + i, mask=in_page, other=0).to(tl.uint32).to(tl.uint64)
+            first += tl.load(token_keys_ptr + i, mask=in_page, other=0).to(tl.uint64)
+            j = i + P // 2
+            second = tl.load(page_ptr + j, mask=in_page, other=0).to(tl.uint32).to(tl.uint64)
+            second += tl.load(token_keys_ptr + j, mask=in_page, other=0).to(tl.uint64)
+            total += tl.sum((first & _LOW_WORD) * (second & _LOW_WORD), axis=0)
             hashed += HASH_BLOCK
-        first_hash = (total ^ (total >> 32)) & _LOW_WORD
-        if BIGRAM:
-            mixed = (first_hash + head.to(tl.uint32).to(tl.uint64) * _HEAD_FACTOR) & _LOW_WORD
-            first_hash = tl.where(pos == 0, mixed, first_hash)
-        x = (node.to(tl.uint64) << 32) | first_hash
+        x = (node.to(tl.uint64) << 32) | ((total * multiplier + addend) >> 32)
         x = (x ^ (x >> 30)) * _MIX1
         x = (x ^ (x >> 27)) * _MIX2
         x = ((x ^ (x >> 31)) >> 16) & _LOW_WORD
@@ -199,17 +215,25 @@ def _match_kernel(
 
 
 @compiled
-def _tag(keys: Any, at: int, page_size: int, weights: Any, parent: int, head: int) -> int:
-    """The tag of tree/children.py: page_hash, with_head if head >= 0, child_tag; as uint64."""
+def _sum32(x: int, y: int) -> int:
+    return np.uint64(np.uint32(np.uint32(x) + np.uint32(y)))
+
+
+@compiled
+def _tag(keys: Any, at: int, page_size: int, hash_words: Any, parent: int, head: int) -> int:
+    """The tag of tree/hashing.py: child_tag of page_hash; as uint64."""
     low = np.uint64(_LOW_WORD)
-    total = np.uint64(0)
-    for i in range(page_size):
-        token, weight = np.uint32(keys[at + i]), np.uint32(weights[i & (HASH_WEIGHTS - 1)])
-        total += np.uint64(token) * np.uint64(weight)
-    x = (total ^ (total >> np.uint64(32))) & low
-    if head >= 0:
-        x = (x + np.uint64(np.uint32(head)) * np.uint64(_HEAD_FACTOR)) & low
-    x = (np.uint64(parent) << np.uint64(32)) | x
+    words = hash_words[:HASH_TOKEN_KEYS]
+    token_keys = hash_words[HASH_TOKEN_KEYS:]
+    half, last = page_size // 2, page_size - 1
+    total = _sum32(head, words[HASH_HEAD_KEY]) * np.uint64(words[HASH_HEAD_FACTOR])
+    if page_size % 2:
+        total += _sum32(keys[at + last], token_keys[last]) * np.uint64(words[HASH_ODD_FACTOR])
+    for i in range(half):
+        first = _sum32(keys[at + i], token_keys[i])
+        total += first * _sum32(keys[at + half + i], token_keys[half + i])
+    x = total * np.uint64(words[HASH_MULTIPLIER]) + np.uint64(words[HASH_ADDEND])
+    x = (np.uint64(parent) << np.uint64(32)) | (x >> np.uint64(32))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX2)
     return ((x ^ (x >> np.uint64(31))) >> np.uint64(16)) & low
@@ -224,7 +248,7 @@ def match_twin(
     records: Any,
     table: Any,
     tokens: Any,
-    weights: Any,
+    hash_words: Any,
     results: Any,
     num: int,
     page_size: int,
@@ -249,7 +273,7 @@ def match_twin(
         while walks:
             page_at = at + pos * page_size
             top_head = head if node == root else np.int64(-1)
-            x = _tag(keys, page_at, page_size, weights, node, top_head)
+            x = _tag(keys, page_at, page_size, hash_words, node, top_head)
             slot = np.int64(x) & table_mask
             found, matched = np.int64(0), np.int64(0)
             while found == 0 and table[slot, ENTRY_NODE] != 0:
@@ -294,7 +318,7 @@ def match(
     records: torch.Tensor,
     table: torch.Tensor,
     tokens: torch.Tensor,
-    weights: torch.Tensor,
+    hash_words: torch.Tensor,
     results: torch.Tensor,
     *,
     num: int,
@@ -318,7 +342,7 @@ def match(
         records: [num_records, 8] int32, fields as in layout.RECORD_*.
         table: [slots, 2] int32, the child table: (TAG, NODE), NODE 0 = empty.
         tokens: [slab_slots * page_size] int32, tokens of the tree's slots.
-        weights: [4096] int32, weights of the page hash, as bits of uint32.
+        hash_words: [5 + page_size] int64, secrets of the page hash, as in layout.HASH_*.
         results: [8, num] int32, out, rows as in layout.MATCH_*.
         num: keys.
         page_size: tokens per page, >= 1.
@@ -337,7 +361,6 @@ def match(
         ("records", records, 2),
         ("table", table, 2),
         ("tokens", tokens, 1),
-        ("weights", weights, 1),
         ("results", results, 2),
     )
     device = lens.device
@@ -347,13 +370,14 @@ def match(
     check_tensor("starts", starts, ndim=1, dtype=torch.int64, device=device)
     launch.check_length("records.shape[1]", records.shape[1], RECORD_FIELDS)
     launch.check_length("table.shape[1]", table.shape[1], ENTRY_FIELDS)
-    launch.check_length("weights.shape[0]", weights.shape[0], HASH_WEIGHTS)
     launch.check_range("num", num, 0, min(starts.shape[0], lens.shape[0], roots.shape[0]))
     if results.shape != (MATCH_FIELDS, num):
         raise InvalidInputError(
             f"results must be {(MATCH_FIELDS, num)}, got {tuple(results.shape)}"
         )
     launch.check_page_size(page_size)
+    check_tensor("hash_words", hash_words, ndim=1, dtype=torch.int64, device=device)
+    launch.check_length("hash_words.shape[0]", hash_words.shape[0], HASH_TOKEN_KEYS + page_size)
     launch.check_range("table_mask", table_mask, 0, table.shape[0] - 1)
     if keep_pages < 0:
         raise InvalidInputError(f"keep_pages must be >= 0, got {keep_pages}")
@@ -368,7 +392,7 @@ def match(
             records,
             table,
             tokens,
-            weights,
+            hash_words,
             results,
             int(num),
             int(table_mask),
@@ -376,7 +400,7 @@ def match(
             P=int(page_size),
             BIGRAM=int(bigram),
             ALIGN=ALIGN if aligned else 1,
-            HASH_BLOCK=min(1 << (int(page_size) - 1).bit_length(), _HASH_BLOCK),
+            HASH_BLOCK=min(1 << (int(page_size) // 2 - 1).bit_length(), _HASH_BLOCK),
             BLOCK=_BLOCK,
             num_warps=8,
             **launch.register_limit(_MOST_REGISTERS),
@@ -390,7 +414,7 @@ def match(
             records.numpy(),
             table.numpy(),
             tokens.numpy(),
-            weights.numpy(),
+            hash_words.numpy(),
             results.numpy(),
             num,
             page_size,

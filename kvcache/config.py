@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, check_policies
 from kvcache.checks import check_device, check_int
@@ -14,6 +14,11 @@ _MAX_INT32 = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Sizes and policies of a cache. Pages are counted without the padding page 0.
+
+    `hash_seed` keys the hashes of pages. It changes no result, only who can foretell which pages collide. The
+    default is known to everyone who reads this: with it, a client can make prompts whose first pages have one
+    hash, and every match beside them walks through all of them. A service that takes prompts from strangers
+    draws 64 random bits (`secrets.randbits(64)`), the same on all replicas, and keeps them to itself.
 
     Raises:
         InvalidInputError: A value is out of range, or two contradict each other.
@@ -34,6 +39,7 @@ class CacheConfig:
     window_slack: int = 0  # keep window - slack tokens before a boundary (vLLM: 1, SGLang: 0)
     checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.checkpoints
     max_namespaces: int = 4096  # namespaces at a time
+    hash_seed: int = field(default=0, repr=False)  # secret of the page hashes, see above
     device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
     debug: bool = (
         False  # compare whole prefixes with the keys of a commit, not their last page alone
@@ -44,6 +50,7 @@ class CacheConfig:
         check_int("max_rows", self.max_rows, low=1, high=2**20)
         check_int("max_len", self.max_len, low=1, high=_MAX_INT32 - self.page_size)
         check_int("max_namespaces", self.max_namespaces, low=1, high=2**24)
+        check_int("hash_seed", self.hash_seed, low=0, high=2**64 - 1)
         # token slots are int32 in the attention backends
         most = _MAX_INT32 // self.page_size - 1
         check_int("full_pages", self.full_pages, low=1, high=most)

@@ -46,6 +46,7 @@ class CacheState(Uncopied):
             num_slots=config.full_pages,
             max_locks=config.max_rows,
             max_roots=config.max_namespaces,
+            hash_seed=config.hash_seed,
         )
         self.plane = DataPlane(config)
         self.evicted_full = 0

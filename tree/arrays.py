@@ -83,7 +83,8 @@ TAG, NODE = 0, 1
 
 LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
 
-# `meta`, int64 [NUM_META + log]: scalars that compiled functions read and write, then the log of changes
+# `meta`, int64 [M_TOKEN_KEYS + P + log]: scalars that compiled functions read and write, the words of the
+# page hash, then the log of changes
 (
     M_PAGE_SIZE,  # tokens per page
     M_KEEP_PAGES,  # pages of a window, 0 without an SWA pool
@@ -104,13 +105,21 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_LOCKS_FREE,  # entries of the stack of free locks
     M_TOUCHES,  # matches whose recency waits for the next call that changes the tree
     M_LOG_ROOM,  # entries that the log of changes can hold, 0 = there is no log
-    M_LOG_LEN,  # entries of the log; they begin at NUM_META
+    M_LOG_LEN,  # entries of the log
     M_LOG_LOST,  # bits LOST_*: what the log does not tell (changes.py)
     M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
+    M_LOG_AT,  # where the log begins
     M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
-) = range(23)
+) = range(24)
 NUM_RUN_CLASSES = 31
-NUM_META = M_RUN_HEAD + NUM_RUN_CLASSES
+(
+    M_HASH_MULTIPLIER,  # odd, 64 bits; from here on: secrets of the page hash (hashing.py)
+    M_HASH_ADDEND,  # 64 bits
+    M_HEAD_KEY,  # 32 bits, as all that follow
+    M_HEAD_FACTOR,  # odd
+    M_ODD_FACTOR,  # odd; 0 where P is even
+    M_TOKEN_KEYS,  # key of a page's first token; P of them
+) = range(M_RUN_HEAD + NUM_RUN_CLASSES, M_RUN_HEAD + NUM_RUN_CLASSES + 6)
 
 
 def node_arrays(num_records: int) -> Int32Array:

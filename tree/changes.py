@@ -1,6 +1,6 @@
 """Log of changes, for a copy of the tree elsewhere: which records, child-table slots and tokens are new.
 
-Off until a copy is made (`RadixTree.log_changes`). The log stands behind the scalars in `meta`; when it is
+Off until a copy is made (`RadixTree.log_changes`). The log is the end of `meta`; when it is
 full, or the child table was rebuilt, it says so, and the copy is made anew.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from kvcache.compiled import inlined
 from kvcache.tree.arrays import (
     CHANGED,
+    M_LOG_AT,
     M_LOG_LEN,
     M_LOG_LOST,
     M_LOG_ROOM,
-    NUM_META,
     Int32Array,
     Int64Array,
 )
@@ -27,7 +27,7 @@ LOST_ALL, LOST_TABLE = 1, 2
 def _note(meta: Int64Array, entry: int) -> None:
     n = meta[M_LOG_LEN]
     if n < meta[M_LOG_ROOM]:
-        meta[NUM_META + n] = entry
+        meta[meta[M_LOG_AT] + n] = entry
         meta[M_LOG_LEN] = n + 1
     else:
         meta[M_LOG_LOST] |= LOST_ALL

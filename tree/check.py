@@ -18,7 +18,8 @@ import numpy as np
 
 from kvcache.errors import IntegrityError
 from kvcache.tree import arrays as a
-from kvcache.tree.children import child_tag, first_page_hash_of
+from kvcache.tree.children import first_page_hash_of
+from kvcache.tree.hashing import child_tag
 from kvcache.tree.radix_tree import RadixTree
 
 

@@ -1,7 +1,7 @@
 """Child look-up: an open-addressing table from (parent, hash of the first page) to the child node.
 
 The hash only says where to look. Whether a child continues a key is decided by comparing tokens, so a
-collision costs a probe and never a wrong hit.
+collision costs a probe and never a wrong hit; and who does not know the seed cannot make many (hashing.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
     CHILD,
     CHILDREN,
-    DEPTH,
     HASH,
     HEAD,
     M_BUMP,
@@ -29,42 +28,8 @@ from kvcache.tree.arrays import (
     TokenArray,
 )
 from kvcache.tree.changes import note_slot, note_table
+from kvcache.tree.hashing import child_tag, page_hash
 from kvcache.tree.tokens import matching_tokens
-
-# weights of tokens in `page_hash`; the token at i has weight i modulo their number
-NUM_WEIGHTS = 4096
-WEIGHTS = (
-    np.random.default_rng(12345).integers(1, 2**32, NUM_WEIGHTS, dtype=np.uint64) | np.uint64(1)
-).astype(np.uint32)
-
-
-@inlined
-def page_hash(tokens: TokenArray, start: int, page_size: int) -> int:
-    """Return a 32-bit hash (as int32) of the `page_size` tokens from `start` on, order included."""
-    x = tokens[start : start + page_size]
-    total = np.uint64(0)
-    for i in range(page_size):
-        total += np.uint64(np.uint32(x[i])) * np.uint64(WEIGHTS[i & (NUM_WEIGHTS - 1)])
-    return np.int32(np.uint32((total ^ (total >> np.uint64(32))) & np.uint64(0xFFFFFFFF)))
-
-
-@inlined
-def with_head(first_page_hash: int, head: int) -> int:
-    """Mix the first token of a bigram key into the hash of its first page."""
-    mixed = np.uint64(np.uint32(first_page_hash)) + np.uint64(np.uint32(head)) * np.uint64(
-        0x9E3779B1
-    )
-    return np.int32(np.uint32(mixed & np.uint64(0xFFFFFFFF)))
-
-
-@inlined
-def child_tag(parent: int, first_page_hash: int) -> int:
-    """Return the 32-bit tag (as int32) under which a child is filed."""
-    x = (np.uint64(np.uint32(parent)) << np.uint64(32)) | np.uint64(np.uint32(first_page_hash))
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return np.int32(np.uint32((x >> np.uint64(16)) & np.uint64(0xFFFFFFFF)))
 
 
 @inlined
@@ -160,10 +125,7 @@ def find_child(
         matched = _matching_pages(nodes, slab, child, keys, at, pages, page_size)
         return (child, matched) if matched > 0 else (np.int64(0), np.int64(0))
     mask = meta[M_TABLE_MASK]
-    first = page_hash(keys, at, page_size)
-    if at_top:
-        first = with_head(first, head)
-    tag = child_tag(parent, first)
+    tag = child_tag(parent, page_hash(meta, keys, at, page_size, head if at_top else -1))
     i = np.int64(np.uint32(tag)) & mask
     while True:
         child = np.int64(table[i, NODE])
@@ -184,7 +146,6 @@ def find_child(
 def first_page_hash_of(nodes: Int32Array, meta: Int64Array, slab: Int32Array, node: int) -> int:
     """Recompute HASH of `node` from its tokens."""
     page_size = meta[M_PAGE_SIZE]
-    first = page_hash(slab, np.int64(nodes[START, node]) * page_size, page_size)
-    if nodes[DEPTH, node] == 0 and nodes[HEAD, node] >= 0:
-        return with_head(first, nodes[HEAD, node])
-    return first
+    start = np.int64(nodes[START, node]) * page_size
+    # HEAD is -1 but at DEPTH 0
+    return page_hash(meta, slab, start, page_size, nodes[HEAD, node])

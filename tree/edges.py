@@ -31,13 +31,8 @@ from kvcache.tree.arrays import (
     Int64Array,
 )
 from kvcache.tree.changes import note_node, note_slot
-from kvcache.tree.children import (
-    child_tag,
-    file_child,
-    first_page_hash_of,
-    slot_of_child,
-    unfile_slot,
-)
+from kvcache.tree.children import file_child, first_page_hash_of, slot_of_child, unfile_slot
+from kvcache.tree.hashing import child_tag
 from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
 from kvcache.tree.slab import free_slots, new_record, spare_record
 

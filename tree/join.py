@@ -40,7 +40,8 @@ from kvcache.tree.arrays import (
     Int64Array,
 )
 from kvcache.tree.changes import note_node, note_slot
-from kvcache.tree.children import child_tag, slot_of_child, unfile_slot
+from kvcache.tree.children import slot_of_child, unfile_slot
+from kvcache.tree.hashing import child_tag
 from kvcache.tree.recency import unlink_full, unlink_swa
 
 

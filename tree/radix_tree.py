@@ -11,6 +11,7 @@ from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
 from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
 from kvcache.tree.fits import how_many_fit
+from kvcache.tree.hashing import hash_words
 from kvcache.tree.insert import first_bad_key, insert, insert_size, nodes_to_expect
 from kvcache.tree.lock import first_bad_receipt, release_swa, unlock
 from kvcache.tree.match import (
@@ -53,6 +54,7 @@ class RadixTree(Uncopied):
         num_slots: Pages that the tree can hold.
         max_locks: Locks at a time.
         max_roots: Namespaces at a time.
+        hash_seed: Seed of the page hash, in [0, 2^64).
     """
 
     def __init__(
@@ -64,12 +66,16 @@ class RadixTree(Uncopied):
         num_slots: int,
         max_locks: int,
         max_roots: int,
+        hash_seed: int = 0,
     ) -> None:
         self.max_roots = max_roots
         self.num_roots = 0
         # slots bound nodes and free runs together; two more for a run that is being cut
         self.nodes = a.node_arrays(num_slots + max_roots + 3)
-        self.meta: Int64Array = np.zeros(a.NUM_META, np.int64)
+        words = hash_words(hash_seed, page_size)
+        self.meta: Int64Array = np.zeros(a.M_HASH_MULTIPLIER + words.size, np.int64)
+        self.meta[a.M_HASH_MULTIPLIER :] = words
+        self.meta[a.M_LOG_AT] = self.meta.size
         self.meta[a.M_PAGE_SIZE] = page_size
         self.meta[a.M_KEEP_PAGES] = keep_pages
         self.meta[a.M_BIGRAM] = int(bigram)
@@ -123,10 +129,16 @@ class RadixTree(Uncopied):
         scratch = (self._ranges, self._marks, self._kept)
         return records + tokens + sum(x.nbytes for x in rest + scratch)
 
+    @property
+    def hash_words(self) -> Int64Array:
+        """The secrets of the page hash, for a copy of the tree (hashing.py)."""
+        return self.meta[a.M_HASH_MULTIPLIER : self.meta.item(a.M_LOG_AT)]
+
     def log_changes(self, room: int) -> None:
         """Keep a log of up to `room` changes from now on, for a copy of the tree (changes.py)."""
-        meta = np.zeros(a.NUM_META + room, np.int64)
-        meta[: a.NUM_META] = self.meta[: a.NUM_META]
+        size = self.meta.item(a.M_LOG_AT)
+        meta = np.zeros(size + room, np.int64)
+        meta[:size] = self.meta[:size]
         meta[a.M_LOG_ROOM] = room
         self.meta = meta
 

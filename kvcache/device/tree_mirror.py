@@ -23,7 +23,6 @@ from kvcache.tree.changes import (
     NODE_CHANGED,
     SLOT_CHANGED,
 )
-from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
 from kvcache.tree.tokens import copy_tokens
 from kvcache.uncopied import Uncopied
@@ -70,8 +69,9 @@ def count_changes(meta: Int64Array) -> tuple[int, int, int]:
     records = 0
     slots = 0
     pages = 0
+    log = meta[a.M_LOG_AT]
     for i in range(meta[a.M_LOG_LEN]):
-        entry = meta[a.NUM_META + i]
+        entry = meta[log + i]
         kind = entry & 3
         if kind == NODE_CHANGED:
             records += 1
@@ -107,8 +107,9 @@ def take_changes(
     records = 0
     slots = 0
     pages = 0
+    log = meta[a.M_LOG_AT]
     for i in range(meta[a.M_LOG_LEN]):
-        entry = meta[a.NUM_META + i]
+        entry = meta[log + i]
         kind = entry & 3
         if kind == NODE_CHANGED:
             n = entry >> 2
@@ -152,7 +153,7 @@ class TreeMirror(Uncopied):
         records: [num_records, 8] int32, fields as in kernels/layout.py.
         table: [slots, 2] int32, the child table, at least as large as the host's.
         tokens: [slab_slots * page_size] int32.
-        weights: [4096] int32, weights of the page hash.
+        hash_words: [5 + page_size] int64, secrets of the page hash.
     """
 
     def __init__(self, tree: RadixTree, plane: DataPlane) -> None:
@@ -165,8 +166,9 @@ class TreeMirror(Uncopied):
         self._seen_slots: Bytes = np.zeros(slots, np.uint8)
         self._seen_pages: Bytes = np.zeros(plane.config.full_pages, np.uint8)
         self.tokens = self._zeros(tree.tokens.shape[0])
-        self.weights = self._zeros(WEIGHTS.shape[0])
-        self._upload_array(self.weights, WEIGHTS.view(np.int32))
+        words = tree.hash_words
+        self.hash_words = self._zeros(2 * words.size).view(torch.int64)
+        self._upload_array(self.hash_words.view(torch.int32), words.view(np.int32))
         tree.log_changes(_LOG_ROOM)
         tree.meta[a.M_LOG_LOST] = LOST_ALL
         self._host: dict[str, Any] | None = None
@@ -179,7 +181,7 @@ class TreeMirror(Uncopied):
     @property
     def nbytes(self) -> int:
         """Device bytes held."""
-        held = (self.records, self.table, self.tokens, self.weights)
+        held = (self.records, self.table, self.tokens, self.hash_words)
         return sum(x.numel() * x.element_size() for x in held)
 
     @property

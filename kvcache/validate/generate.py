@@ -76,6 +76,7 @@ def random_config(rng: Random) -> dict[str, Any]:
         "bigram": rng.random() < 0.4,
         "window_slack": slack,
         "max_namespaces": rng.randint(1, 4),
+        "hash_seed": rng.choice([0, rng.getrandbits(64)]),
         "branch": rng.random() < 0.6,
         "hints": rng.random() < 0.5,
         "every": rng.choice([0, 0, rng.randint(1, 4 * page_size + 3)]),

@@ -26,6 +26,7 @@ class Sides:
     Args:
         branch, hints, every: the checkpoint policies; `every` in tokens, 0 = off.
         device: where the manager's page ids live.
+        hash_seed: of the manager's page hashes; what the oracle says does not depend on it.
         check_every: `manager.check()`, which repeats much of what is compared here in another way,
             runs after every so many calls.
         sizes: all else of CacheConfig.
@@ -38,6 +39,7 @@ class Sides:
         hints: bool = False,
         every: int = 0,
         device: str = "cpu",
+        hash_seed: int = 0,
         check_every: int = 1,
         **sizes: Any,
     ) -> None:
@@ -45,7 +47,13 @@ class Sides:
         policies += [Hints()] if hints else []
         policies += [Every(every)] if every else []
         self.manager = KVCacheManager(
-            CacheConfig(checkpoints=tuple(policies), device=device, debug=True, **sizes)
+            CacheConfig(
+                checkpoints=tuple(policies),
+                device=device,
+                debug=True,
+                hash_seed=hash_seed,
+                **sizes,
+            )
         )
         self.oracle = ReferenceManager(branch=branch, hints=hints, every=every, **sizes)
         self.oracle.namespace(None, self.manager.namespace(None))

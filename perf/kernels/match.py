@@ -25,6 +25,12 @@ from kvcache.kernels.layout import (
     ENTRY_FIELDS,
     ENTRY_NODE,
     ENTRY_TAG,
+    HASH_ADDEND,
+    HASH_HEAD_FACTOR,
+    HASH_HEAD_KEY,
+    HASH_MULTIPLIER,
+    HASH_ODD_FACTOR,
+    HASH_TOKEN_KEYS,
     MATCH_BRANCH,
     MATCH_FIELDS,
     MATCH_FULL_GEN,
@@ -51,7 +57,7 @@ _NAMES = (
     "records",
     "table",
     "tokens",
-    "weights",
+    "hash_words",
     "results",
 )
 # splitmix64, as int64 wraps around
@@ -93,10 +99,15 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _tags(s: State, node: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return the tag of each key's next page below its node: [active] int64 in [0, 2^32)."""
-    i = torch.arange(s["page_size"], device=at.device)
-    page = s["keys"][at[:, None] + i].long() & _LOW_WORD
-    total = (page * (s["weights"][i & 4095].long() & _LOW_WORD)).sum(1)
-    x = (node << 32) | ((total ^ _shift(total, 32)) & _LOW_WORD)
+    size, words = s["page_size"], s["hash_words"]
+    i = torch.arange(size, device=at.device)
+    page = (s["keys"][at[:, None] + i] + words[HASH_TOKEN_KEYS:]) & _LOW_WORD
+    half = size // 2
+    total = (page[:, :half] * page[:, half : 2 * half]).sum(1)
+    total += page[:, -1] * words[HASH_ODD_FACTOR]
+    total += ((words[HASH_HEAD_KEY] - 1) & _LOW_WORD) * words[HASH_HEAD_FACTOR]
+    total = total * words[HASH_MULTIPLIER] + words[HASH_ADDEND]
+    x = (node << 32) | _shift(total, 32)
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return _shift(x ^ _shift(x, 31), 16) & _LOW_WORD

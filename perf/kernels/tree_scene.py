@@ -11,7 +11,6 @@ from kvcache.device.tree_mirror import write_records
 from kvcache.kernels.layout import MATCH_FIELDS, RECORD_FIELDS
 from kvcache.tree import arrays as a
 from kvcache.tree import insert as i
-from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
 
 _LOW_WORD = 0xFFFFFFFF
@@ -27,8 +26,8 @@ def edges(size: Size) -> tuple[int, int]:
 def grown_tree(size: Size) -> tuple[State, Ints]:
     """Return the arguments of `match` and the handle of the tree's root for the host.
 
-    keys [batch * length] int32, starts, lens, roots, records, table, tokens, weights, results; and tree, the
-    RadixTree itself.
+    keys [batch * length] int32, starts, lens, roots, records, table, tokens, hash_words, results; and tree,
+    the RadixTree itself.
     """
     shared, own = edges(size)
     length = (shared + own) * size.page_size
@@ -59,7 +58,7 @@ def grown_tree(size: Size) -> tuple[State, Ints]:
         "records": int32(records, device),
         "table": int32(tree.table, device),
         "tokens": int32(tree.tokens, device),
-        "weights": int32(WEIGHTS.view(np.int32), device),
+        "hash_words": on_device(tree.hash_words.copy(), device),
         "results": torch.full((MATCH_FIELDS, size.batch), -7, dtype=torch.int32, device=device),
         "table_mask": int(tree.meta[a.M_TABLE_MASK]),
         "keep_pages": -(-WINDOW // size.page_size),

@@ -22,7 +22,6 @@ from kvcache.device.device_match import DeviceKeys
 from kvcache.kernels import layout
 from kvcache.tree import arrays as a
 from kvcache.tree import match as tree_match
-from kvcache.tree.children import NUM_WEIGHTS
 
 
 def cache_of(**changes: Any) -> KVCacheManager:
@@ -92,12 +91,16 @@ class Life:
         return keys, handles
 
 
-def test_layout_of_results_and_weights_is_that_of_the_tree() -> None:
+def test_layout_of_results_and_hash_words_is_that_of_the_tree() -> None:
     for name in ("FULL_HIT", "REUSE", "BRANCH", "FULL_NODE", "FULL_GEN", "REUSE_NODE", "ROOT"):
         assert getattr(layout, f"MATCH_{name}") == getattr(tree_match, name)
     assert layout.MATCH_FIELDS == tree_match.NUM_RESULTS
     assert (layout.ENTRY_TAG, layout.ENTRY_NODE) == (a.TAG, a.NODE)
-    assert layout.HASH_WEIGHTS == NUM_WEIGHTS
+    words = ("MULTIPLIER", "ADDEND", "ODD_FACTOR", "HEAD_KEY", "HEAD_FACTOR", "TOKEN_KEYS")
+    names = [a.M_HASH_MULTIPLIER, a.M_HASH_ADDEND, a.M_ODD_FACTOR, a.M_HEAD_KEY]
+    names += [a.M_HEAD_FACTOR, a.M_TOKEN_KEYS]
+    for name, place in zip(words, names, strict=True):
+        assert getattr(layout, f"HASH_{name}") == place - a.M_HASH_MULTIPLIER
 
 
 @pytest.mark.parametrize("seed", range(2), ids=lambda s: f"seed{s}")

@@ -12,7 +12,6 @@ from kvcache.device.tree_mirror import write_records
 from kvcache.kernels.layout import MATCH_FIELDS
 from kvcache.tree import arrays as a
 from kvcache.tree import insert as i
-from kvcache.tree.children import WEIGHTS
 from kvcache.tree.radix_tree import RadixTree
 
 
@@ -94,7 +93,7 @@ class RandomTree:
             "records": records,
             "table": tree.table.copy(),
             "tokens": tree.tokens.copy(),
-            "weights": WEIGHTS.view(np.int32).copy(),
+            "hash_words": tree.hash_words.copy(),
         }
 
 
