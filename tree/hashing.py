@@ -62,9 +62,9 @@ def page_hash(meta: Int64Array, tokens: TokenArray, start: int, page_size: int, 
     j = np.uint64(M_TOKEN_KEYS)
     k = np.uint64(M_TOKEN_KEYS + half)
     last = np.uint64(page_size - 1)
-    total = np.uint64(np.uint32(np.uint32(head) + np.uint32(meta[M_HEAD_KEY]))) * np.uint64(
-        meta[M_HEAD_FACTOR]
-    )
+    total = np.uint64(
+        np.uint32(np.uint32(np.int64(head) & 0xFFFFFFFF) + np.uint32(meta[M_HEAD_KEY]))
+    ) * np.uint64(meta[M_HEAD_FACTOR])
     total += np.uint64(
         np.uint32(np.uint32(tokens[x + last]) + np.uint32(meta[j + last]))
     ) * np.uint64(meta[M_ODD_FACTOR])
