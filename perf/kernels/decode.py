@@ -71,9 +71,10 @@ def _sglang_read(s: State) -> Outcome:
 
 
 def make(size: Size) -> Case:
-    """Rows of random lengths that end with a page and are one page ahead of their window."""
+    """Rows of random lengths that end with a page; one token more, and a page leaves their window."""
     rng = rng_of(size)
-    lens, frontier = slide_bench.sliding_rows(size, rng)
+    after, frontier = slide_bench.sliding_rows(size, rng)
+    lens = after - 1
     spare = size.batch + 8
     s = pools(size, rng, computed=lens, allocated=lens, frontier=frontier, spare=spare)
     slide_bench.add_host_side(s, size, lens, frontier)

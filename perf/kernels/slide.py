@@ -120,12 +120,15 @@ def outcome(s: State) -> Outcome:
 
 
 def sliding_rows(size: Size, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return (computed, frontier) [batch] of rows of which one page has just left the window."""
+    """Return (computed, frontier) [batch] of rows of which one page has just left the window.
+
+    Their last page has one token: the window kept is that of the key without its last token.
+    """
     page_size = size.page_size
-    least = -(-WINDOW // page_size) + 1
-    computed = aligned(rng, size, least, max(size.pages, least))
-    frontier = (computed - WINDOW) // page_size * page_size - page_size
-    return computed, frontier
+    least = -(-WINDOW // page_size) + 2
+    last_end = aligned(rng, size, least, max(size.pages, least)) - page_size
+    frontier = (last_end - WINDOW) // page_size * page_size - page_size
+    return last_end + 1, frontier
 
 
 def add_host_side(s: State, size: Size, computed: Ints, frontier: Ints) -> None:

@@ -48,7 +48,7 @@ def test_a_log_does_everything(logs: dict[str, Program]) -> None:
     calls = {name for log in logs.values() for name, _ in log.ops}
     assert calls >= {
         *("match", "admit", "extend", "step", "advance", "slide", "commit", "finish", "retract"),
-        *("abort", "evict", "namespace", "drop_namespace"),
+        *("abort", "evict", "flush", "reset", "namespace", "drop_namespace"),
     }
     for log in logs.values():
         states = replay(log)

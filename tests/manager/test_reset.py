@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from by_hand import ByHand, run_of
-from exact_world import World
+from exact_world import World, pack, tokens
+from instruments.fakedev import NAME, accelerator, no_host_sync
 
 from kvcache import (
     BrokenError,
@@ -99,13 +100,22 @@ def test_a_broken_manager_can_be_closed() -> None:
         cache.m.reset()
 
 
-@pytest.mark.parametrize("device", ["cpu", "kvdev"])
+@pytest.mark.parametrize("device", ["cpu", NAME])
 def test_reset_ends_all_rows_and_frees_all_pages_on_host_and_device(device: str) -> None:
-    w = World(device, False)
+    """No kernel is run on the fake accelerator: nothing but reset itself makes its memory right."""
+    with accelerator(run_kernels=False):
+        _reset_frees_everything(World(device, False))
+
+
+def _reset_frees_everything(w: World) -> None:
     m = w.m
+    keys = pack(tokens(1, 33), tokens(2, 33), tokens(1, 33))
     row, ns = w.row, w.ns_cached
-    stale = m.match(w.keys)
-    m.reset()
+    stale = m.match(keys, [m.namespace(None), m.namespace(None), ns])
+    assert stale.reuse_len.tolist() == [32, 32, 12]
+    with no_host_sync() as seen:
+        m.reset()
+    assert (seen.uploads, seen.pinned) == (0, 0)
     m.check()
     stats = m.stats()
     assert (stats.full_pages_free, stats.swa_pages_free) == (
@@ -115,11 +125,11 @@ def test_reset_ends_all_rows_and_frees_all_pages_on_host_and_device(device: str)
     assert stats.running_rows == stats.nodes == stats.locked_full_pages == 0
     with pytest.raises(ReceiptError):
         m.abort([row])
-    assert (m.match(w.keys).full_hit_len == 0).all()
-    m.match(w.keys, ns)  # its handle stands
-    if (stale.reuse_len > 0).any():
+    assert m.match(keys).full_hit_len.tolist() == [0, 0, 0]
+    assert m.match(keys, ns).full_hit_len.tolist() == [0, 0, 0], "the namespace's handle stands"
+    for i in range(3):
         with pytest.raises(StaleMatchError):
-            m.admit(stale)
+            m.admit(stale, [i])
 
 
 def test_reset_leaves_page_ids_as_in_a_new_cache() -> None:

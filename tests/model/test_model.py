@@ -144,7 +144,8 @@ def test_a_hit_reads_the_window_before_it_and_no_more(
         s.serve(document(0, hit + 1))
         request = s.start(document(0, hit + 1))
         assert s.engine.computed(request) == hit
-        page = s.manager.pools.page_table[request.row, spoilt // page_size].long()
+        (row,) = s.manager.index([request.row])
+        page = s.manager.pools.page_table[row, spoilt // page_size].long()
         slot = page * page_size + spoilt % page_size
         s.cache._kv.sliding[:, :, s.manager.translate(slot.reshape(1)).long()] += 1.0
         s.engine.decode([request])
