@@ -13,7 +13,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 OLD_BIN := .venv-triton-old/bin
 OLD_PIP := $(OLD_BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
-# not `python -m pytest`: that puts the root on sys.path, and `import kernels` would find our folder
+# pip's editable install of mapped folders is an import hook, which mypy and pyright cannot follow. A link in
+# site-packages they can; new files are there at once, and it adds no name beside kvcache.
+LINK = ln -sfn '$(CURDIR)/kvcache' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kvcache"
+# not `python -m pytest`: that puts the root on sys.path
 PYTEST := $(BIN)/pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
@@ -42,6 +45,7 @@ help:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing into .venv (a few minutes the first time)'
 	$(PIP) -e '.[test,plot]'
+	$(LINK)
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

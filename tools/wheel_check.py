@@ -48,11 +48,9 @@ import kvcache, kvcache.bench, kvcache.kernels, kvcache.sizing, kvcache.tree
 from kvcache.compiled import source_digest
 
 site = Path(sys.argv[1])
-ours = {"kvcache": kvcache}
-for module in (kvcache.bench, kvcache.kernels, kvcache.tree):
-    ours[module.__name__.replace(".", "/")] = module
-for folder, module in {**ours, "kernels": kernels, "tree": tree}.items():
-    assert Path(module.__file__).parent == site / folder, module.__file__
+for module in (kvcache, kvcache.bench, kvcache.kernels, kvcache.tree, kernels, tree):
+    folder = site / module.__name__.replace(".", "/")
+    assert [Path(path) for path in module.__path__] == [folder], module.__path__
 assert hasattr(kernels, "get_kernel") and hasattr(tree, "map_structure")
 assert kvcache.__version__ == sys.argv[2], kvcache.__version__
 assert kvcache.sizing.load_model("gpt-oss-120b").window == 128
@@ -118,7 +116,7 @@ def main() -> None:
         (site / "torch_and_numba.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
         print("importing", flush=True)
-        # from another folder: at the root of the checkout `kernels` would be ours
+        # from another folder: at the root of the checkout `kvcache` would be that of the checkout
         digests = [source_digest(part) for part in ("kernels", "tree")]
         run(python, "-c", IMPORTS, site, kvcache.__version__, *digests, cwd=Path("/"))
         version = run(work / "venv" / "bin" / "kvcache", "--version", cwd=Path("/")).strip()

@@ -24,11 +24,9 @@ SOURCES = {
     "__init__.py": "",
     "checks.py": "",
     "errors.py": "TEN_THOUSAND = 10000\nclass CacheFolderWarning(UserWarning): ...\n",
-    "kernels/__init__.py": "",
     "kernels/layout.py": "TEN = 10\n",
     "replay/__init__.py": "",
     "replay/deep/__init__.py": "HUNDRED = 100\n",
-    "tree/__init__.py": "",
     "tree/units.py": "UNIT = 1\n",
     "tree/walk.py": (
         "from kvcache.compiled import compiled\n"
@@ -151,9 +149,9 @@ def forbid_caches(folder: Path) -> dict[str, str]:
 
     Returns the environment to run in.
     """
-    for package in (folder / "kvcache").rglob("__init__.py"):
-        shutil.rmtree(package.parent / "__pycache__", ignore_errors=True)
-        (package.parent / "__pycache__").write_text("")
+    for package in {source.parent for source in (folder / "kvcache").rglob("*.py")}:
+        shutil.rmtree(package / "__pycache__", ignore_errors=True)
+        (package / "__pycache__").write_text("")
     (folder / "home").write_text("")
     home = str(folder / "home")
     return {"HOME": home, "XDG_CACHE_HOME": home, "NUMBA_CACHE_DIR": home}
@@ -288,11 +286,14 @@ def test_whole_package_imports_where_no_cache_can_be_written(tmp_path: Path, run
         ROOT / "kvcache", tmp_path / "kvcache", ignore=shutil.ignore_patterns("__pycache__")
     )
     environment = forbid_caches(tmp_path)
+    sources = [path.relative_to(tmp_path) for path in (tmp_path / "kvcache").rglob("*.py")]
+    names = sorted(".".join(path.with_suffix("").parts) for path in sources)
+    assert "kvcache.tree.match" in names
     code = (
-        f"{SHOW_WARNINGS}import importlib, pkgutil, kvcache\n"
-        "for module in pkgutil.walk_packages(kvcache.__path__, 'kvcache.'):\n"
-        "    if not module.name.endswith('__main__'):\n"
-        "        importlib.import_module(module.name)\n"
+        f"{SHOW_WARNINGS}import importlib, kvcache\n"
+        f"for name in {names}:\n"
+        "    if not name.endswith('__main__'):\n"
+        "        importlib.import_module(name.removesuffix('.__init__'))\n"
         "print(kvcache.__file__)\n"
     )
     where = str(tmp_path / "kvcache" / "__init__.py")

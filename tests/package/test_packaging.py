@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -39,10 +40,20 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a fresh interpreter with `cwd` first on its path."""
+def python(
+    code: str, cwd: Path, *, path: list[Path] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a fresh interpreter with `cwd` first on its path, and then `path` if it is given."""
+    environment = dict(os.environ)
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
     return subprocess.run(
-        (sys.executable, "-c", code), cwd=cwd, capture_output=True, text=True, check=False
+        (sys.executable, "-c", code),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -54,13 +65,14 @@ def test_every_package_on_disk_is_listed(project: dict[str, Any]) -> None:
     assert on_disk == set(project["tool"]["setuptools"]["packages"])
 
 
-def test_every_listed_package_has_an_init(project: dict[str, Any]) -> None:
-    missing = [
+def test_every_listed_package_has_an_init_but_for_links(project: dict[str, Any]) -> None:
+    """With one, the folder at the top would hide a foreign package of its name (PEP 420)."""
+    without = {
         name
         for name in project["tool"]["setuptools"]["packages"]
         if not (ROOT / name.replace(".", "/") / "__init__.py").is_file()
-    ]
-    assert not missing
+    }
+    assert without == {f"kvcache.{name}" for name in LINKS}
 
 
 def test_links_point_at_the_real_folders() -> None:
@@ -75,8 +87,7 @@ def test_links_point_at_the_real_folders() -> None:
 def test_imported_packages_are_those_of_the_checkout() -> None:
     for module in (kvcache, kvcache.kernels, kvcache.tree, kvcache.bench):
         (top,) = (top for top, name in PREFIX.items() if name == module.__name__)
-        assert module.__file__ is not None
-        assert Path(module.__file__).resolve().parent == ROOT / top
+        assert [Path(folder).resolve() for folder in module.__path__] == [ROOT / top]
 
 
 def test_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
@@ -94,24 +105,60 @@ def test_typed_marker_and_license_are_shipped(project: dict[str, Any]) -> None:
         assert "Apache License" in (ROOT / name).read_text()
 
 
-@pytest.mark.parametrize("name", LINKS)
-def test_guard_stops_an_import_by_the_short_name(name: str) -> None:
-    folder = ROOT / LINKS[name]
-    done = python(f"import {folder.name}", cwd=folder.parent)
-    assert done.returncode == 1
-    assert f"ImportError: import kvcache.{name}, not '{folder.name}'" in done.stderr
+# the root of the checkout on sys.path: PYTHONPATH, `python -m`, `python -c` there
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_foreign_package_of_the_same_name_is_found_behind_the_checkout(
+    link: str, tmp_path: Path
+) -> None:
+    folder = ROOT / LINKS[link]
+    foreign = tmp_path / folder.name / "__init__.py"
+    foreign.parent.mkdir()
+    foreign.write_text("answer = 42\n")
+    done = python(
+        f"import {folder.name}, kvcache.{link}\nprint({folder.name}.answer, {folder.name}.__file__)",
+        cwd=folder.parent,
+        path=[folder.parent, ROOT, tmp_path],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["42", str(foreign)]
+
+
+# as transformers looks for the package `kernels`, and as most programs do
+PROBES = """
+import importlib, importlib.util
+spec = importlib.util.find_spec({name!r})
+assert spec is None or spec.origin is None, spec
+assert getattr(importlib.import_module({name!r}), "__file__", None) is None
+try:
+    from {name} import get_kernel
+except ImportError:
+    print("not installed")
+"""
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_foreign_package_that_is_not_installed_is_not_taken_for_installed(link: str) -> None:
+    folder = ROOT / LINKS[link]
+    done = python(PROBES.format(name=folder.name), cwd=folder.parent, path=[ROOT])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "not installed"
 
 
 def test_install_adds_no_name_beside_kvcache(tmp_path: Path) -> None:
     done = python(
         "from importlib.util import find_spec\n"
-        "print(*(find_spec(name) for name in ('kvcache', 'kernels', 'tree')))",
+        "print(*(find_spec(name) for name in ('kvcache', 'kernels', 'tree')), sep='\\n')",
         cwd=tmp_path,
+        path=[],
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(str(ROOT / "kvcache" / "__init__.py")) == 1
-    for top in ("kernels", "tree"):
-        assert str(ROOT / top) not in done.stdout
+    found, *others = done.stdout.splitlines()
+    origin = re.search(r"origin='(.*?)'", found)
+    if origin is None or Path(origin[1]).resolve() != ROOT / "kvcache" / "__init__.py":
+        pytest.skip("this checkout is not the one that is installed")
+    assert not [spec for spec in others if str(ROOT) in spec]
 
 
 def test_import_brings_neither_triton_nor_matplotlib(tmp_path: Path) -> None:
