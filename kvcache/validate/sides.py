@@ -47,9 +47,7 @@ class Sides:
         policies += [Hints()] if hints else []
         policies += [Every(every)] if every else []
         self.manager = KVCacheManager(
-            CacheConfig(
-                checkpoints=tuple(policies), device=device, hash_seed=hash_seed, **sizes
-            )
+            CacheConfig(checkpoints=tuple(policies), device=device, hash_seed=hash_seed, **sizes)
         )
         self.oracle = ReferenceManager(branch=branch, hints=hints, every=every, **sizes)
         self.oracle.namespace(None, self.manager.namespace(None))
