@@ -137,10 +137,9 @@ class Engine:
         # the last token is computed in any case: it gives the logits that the next is drawn from
         keys = KeyBatch.pack([r.tokens[:-1] for r in requests])
         # one namespace for each adapter and salt: their KV must never mix
-        handles = np.array([self.cache.namespace((r.adapter, r.salt)) for r in requests])
+        handles = self.cache.namespaces([(r.adapter, r.salt) for r in requests])
         previous = MatchBatch.concatenate([r.match for r in requests if r.match is not None])
-        # a namespace that was dropped meanwhile has another handle now
-        hint = previous if np.array_equal(previous.namespaces, handles) else None
+        hint = previous if len(previous) == len(requests) else None
         batch = self.cache.match(keys, handles, previous=hint, touch=touch)
         for i, request in enumerate(requests):
             request.match = batch.select([i])

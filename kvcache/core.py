@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -188,14 +188,48 @@ class CacheCore(Uncopied):
     def namespace(self, key: Hashable) -> int:
         """Return the handle of a namespace (adapter, salt, tenant); `None` is the default one.
 
-        Asking again gives the same handle while the namespace stands. Where `max_namespaces` are in use, an
-        empty one makes room.
+        As `namespaces` of one key.
 
         Raises:
-            CapacityError: `max_namespaces` are in use and none is empty.
+            CapacityError: `max_namespaces` are in use, and none may be given up.
         """
-        self._state.check_idle(launches=False)
-        return self._namespaces.handle(key)
+        self._state.check_idle()
+        try:
+            known = self._namespaces.known(key)
+        except TypeError as error:  # a tuple is hashable by its type, with a list in it not
+            raise InvalidInputError(f"key must be hashable, got {key!r}") from error
+        return int(self._look_up([key])[0]) if known is None else known
+
+    @exclusive
+    def namespaces(self, keys: Sequence[Hashable]) -> Int64Array:
+        """Return the handles of the namespaces of a queue, [keys] int64, to be passed to `match`.
+
+        Asking again gives the same handle while the namespace stands. A handle is safe until the next match,
+        and from its admission on for as long as its row runs. Otherwise its namespace may make room for
+        another one where `max_namespaces` are in use: with all that is cached in it, the least recently
+        looked up first; one that a row runs in when room is made counts as looked up then. The default
+        namespace stays. A call of a dead handle is refused, and looking its key up makes it anew.
+
+        Raises:
+            CapacityError: More namespaces than fit; the message names the first key that does not, and no
+                handle was given out or died.
+            InvalidInputError: A key that cannot be hashed.
+
+        Example:
+            >>> config = CacheConfig(page_size=4, window=None, full_pages=8, swa_pages=0, max_rows=2,
+            ...                      max_len=64, max_namespaces=3)
+            >>> cache = KVCacheManager(config)
+            >>> len(set(cache.namespaces(["adapter", "salt", "adapter", None]).tolist()))
+            3
+        """
+        self._state.check_idle()
+        return self._look_up(keys)
+
+    def _look_up(self, keys: Iterable[Hashable]) -> Int64Array:
+        found = self._namespaces.look_up(keys)
+        if found.ranges is not None:
+            self._free(found.ranges, found.full_pages, found.swa_pages)
+        return found.handles
 
     @exclusive
     def drop_namespace(self, handle: int) -> EvictResult:
@@ -210,7 +244,7 @@ class CacheCore(Uncopied):
             raise InvalidInputError("handle must not be of the default namespace; use flush()")
         if self.tree.is_locked(handle):
             raise InvalidInputError(f"handle must be of a namespace that no row uses, got {handle}")
-        ranges, full, swa = self.tree.drop_root(handle)
+        ranges, full, swa = self.tree.drop_roots(np.array([handle], np.int64))
         self._namespaces.forget(handle)
         return self._free(ranges, full, swa)
 

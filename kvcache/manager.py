@@ -114,9 +114,10 @@ class KVCacheManager(CacheCore):
         if previous is not None:
             check_type("previous", previous, MatchBatch)
             if previous.namespaces.tobytes() != handles.tobytes():
-                raise InvalidInputError("previous must be of the same batch: namespaces differ")
+                self._namespaces.check_same(previous.namespaces, handles)
             self._check_owner("previous", previous)
             hints = previous.results
+        self._namespaces.end_look_up(handles)
         results = self.tree.match(keys.tokens, keys.starts, keys.lens, handles, hints, touch=touch)
         return MatchBatch(results, handles, self.tree)
 
@@ -137,6 +138,7 @@ class KVCacheManager(CacheCore):
             dtype=keys.tokens.dtype,
             device=self._state.plane.pools.tops.device,
         )
+        self._namespaces.end_look_up(handles)
         return self._device_matcher().match(keys, handles, touch=touch)
 
     @exclusive

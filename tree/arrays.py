@@ -22,6 +22,8 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | GEN        | counts up when the record means something else   | (node, GEN) names one prefix for ever  |
 | HEAD       | bigram keys: first token of the first unit       | used at DEPTH 0; -1 elsewhere          |
 | CHANGED    | 1: the log of changes has the record (changes.py) | 0 everywhere while there is no log    |
+| SPACE_PREV | previous node of the namespace, or its root      | a ring through the root; a node comes  |
+| SPACE_NEXT | next node of the namespace, or its root          | after its ancestors                    |
 
 A spare record has SWA_LOCKS = SPARE. A run of free slots uses a record too (SWA_LOCKS = RUN): START and
 PAGES are the run, FULL_PREV and FULL_NEXT link runs of one size class. Nodes and runs cover disjoint slots,
@@ -76,8 +78,10 @@ JOINED = -3
     GEN,
     HEAD,
     CHANGED,
-) = range(17)
-NUM_FIELDS = 17
+    SPACE_PREV,
+    SPACE_NEXT,
+) = range(19)
+NUM_FIELDS = 19
 
 TAG, NODE = 0, 1
 

@@ -10,6 +10,7 @@ T6  the SWA list holds exactly the live nodes whose SWA is not locked
 T7  lock counts are what the standing locks say
 T8  the counters are the sums that they stand for
 T9  stored tokens are >= 0; siblings differ in their first page
+T10 the ring of a namespace holds exactly its nodes, each after its ancestors
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvcache.tree.radix_tree import RadixTree
 
 
 def check_tree(tree: RadixTree) -> None:
-    """Raise IntegrityError, with the invariant's number and name, unless all of T1 to T9 hold."""
+    """Raise IntegrityError, with the invariant's number and name, unless all of T1 to T10 hold."""
     kinds = _check_records(tree)
     nodes = np.flatnonzero(kinds == _NODE)
     _check_edges(tree, nodes, kinds)
@@ -34,6 +35,7 @@ def check_tree(tree: RadixTree) -> None:
     _check_locks(tree, nodes, np.flatnonzero(kinds == _ROOT))
     _check_counters(tree, nodes, kinds)
     _check_tokens(tree, nodes)
+    _check_spaces(tree, nodes, np.flatnonzero(kinds == _ROOT))
 
 
 _NULL, _ROOT, _NODE, _RUN, _SPARE, _JOINED = range(6)
@@ -203,3 +205,21 @@ def _check_tokens(tree: RadixTree, nodes: np.ndarray) -> None:
         filed = (int(f[a.PARENT, n]), int(f[a.HEAD, n]), edge[:page].tobytes())
         _require(filed not in seen, "T9 two children begin with the same page", f"node {n}")
         seen.add(filed)
+
+
+def _check_spaces(tree: RadixTree, nodes: np.ndarray, roots: np.ndarray) -> None:
+    f = tree.nodes
+    met: set[int] = set()
+    for root in roots.tolist():
+        above, n = {root}, int(f[a.SPACE_NEXT, root])
+        while n != root:
+            _require(
+                int(f[a.PARENT, n]) in above, "T10 a node comes before its parent", f"node {n}"
+            )
+            _require(n not in above, "T10 ring does not close", f"root {root}")
+            above.add(n)
+            n = int(f[a.SPACE_NEXT, n])
+        for n in above:
+            _require(int(f[a.SPACE_PREV, f[a.SPACE_NEXT, n]]) == n, "T10 links", f"node {n}")
+        met |= above
+    _require(met == {*nodes.tolist(), *roots.tolist()}, "T10 a node is in no ring")

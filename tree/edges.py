@@ -24,6 +24,8 @@ from kvcache.tree.arrays import (
     OUT,
     PAGES,
     PARENT,
+    SPACE_NEXT,
+    SPACE_PREV,
     START,
     SWA_LOCKS,
     SWA_PREV,
@@ -38,10 +40,29 @@ from kvcache.tree.slab import free_slots, new_record, spare_record
 
 
 @inlined
+def join_space(nodes: Int32Array, n: int, after: int) -> None:
+    """Enter `n` into the ring of its namespace, behind its parent or what follows that."""
+    x = nodes[SPACE_NEXT, after]
+    nodes[SPACE_PREV, n] = after
+    nodes[SPACE_NEXT, n] = x
+    nodes[SPACE_NEXT, after] = n
+    nodes[SPACE_PREV, x] = n
+
+
+@inlined
+def leave_space(nodes: Int32Array, n: int) -> None:
+    """Take `n` out of the ring of its namespace; every node that goes does so."""
+    p = nodes[SPACE_PREV, n]
+    x = nodes[SPACE_NEXT, n]
+    nodes[SPACE_NEXT, p] = x
+    nodes[SPACE_PREV, x] = p
+
+
+@inlined
 def new_node(
     nodes: Int32Array, meta: Int64Array, parent: int, start: int, pages: int, depth: int, head: int
 ) -> int:
-    """Make an unlocked tombstone that is in no list and not filed yet."""
+    """Make an unlocked tombstone that is in no recency list and not filed yet."""
     n = new_record(nodes, meta)
     nodes[PARENT, n] = parent
     nodes[START, n] = start
@@ -55,6 +76,7 @@ def new_node(
     nodes[FULL_PREV, n] = OUT
     nodes[SWA_PREV, n] = OUT
     nodes[HEAD, n] = head
+    join_space(nodes, n, parent)
     note_node(nodes, meta, n)
     return n
 
@@ -146,6 +168,7 @@ def remove_tail(
         nodes[CHILD, parent] ^= n
         unlink_full(nodes, n)
         unlink_swa(nodes, n)
+        leave_space(nodes, n)
         meta[M_NODES] -= 1
         spare_record(nodes, meta, n)
     free_slots(nodes, meta, slab, start, pages)

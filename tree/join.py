@@ -41,6 +41,7 @@ from kvcache.tree.arrays import (
 )
 from kvcache.tree.changes import note_node, note_slot
 from kvcache.tree.children import slot_of_child, unfile_slot
+from kvcache.tree.edges import leave_space
 from kvcache.tree.hashing import child_tag
 from kvcache.tree.recency import unlink_full, unlink_swa
 
@@ -81,6 +82,7 @@ def join(nodes: Int32Array, meta: Int64Array, table: Int32Array, upper: int, low
     nodes[HEAD, lower] = nodes[HEAD, upper]
     unlink_full(nodes, upper)
     unlink_swa(nodes, upper)
+    leave_space(nodes, upper)
     meta[M_NODES] -= 1
     note_node(nodes, meta, lower)
 

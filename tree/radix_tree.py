@@ -26,7 +26,7 @@ from kvcache.tree.match import (
     still_holds,
 )
 from kvcache.tree.ranges import RANGE_WIDTH
-from kvcache.tree.roots import drop_root, first_bad_handle, new_root, reset
+from kvcache.tree.roots import drop_roots, first_bad_handle, new_root, nodes_of_roots, reset
 from kvcache.tree.touch import NUM_NOTE, apply_touches, match_and_note, note_touches
 from kvcache.uncopied import Uncopied
 
@@ -171,21 +171,15 @@ class RadixTree(Uncopied):
 
     def is_locked(self, handle: int) -> bool:
         """Whether a lock stands in the namespace."""
-        return bool(self.nodes[a.FULL_LOCKS, handle & 0xFFFFFFFF] > 0)
+        return self.nodes.item(a.FULL_LOCKS, handle & 0xFFFFFFFF) > 0
 
-    def is_empty(self, handle: int) -> bool:
-        """Whether the namespace has no node and no lock."""
-        root = handle & 0xFFFFFFFF
-        return bool(self.nodes[a.CHILDREN, root] == 0 and self.nodes[a.FULL_LOCKS, root] == 0)
-
-    def drop_root(self, handle: int) -> tuple[Int32Array, int, int]:
-        """Remove an unlocked namespace; return (ranges to free, Full pages, SWA pages)."""
+    def drop_roots(self, handles: Int64Array) -> tuple[Int32Array, int, int]:
+        """Remove unlocked namespaces; return (ranges to free, Full pages, SWA pages)."""
         self._settle()
-        ranges = self._room_for_ranges(self.num_nodes + 8)
-        num, full, swa = drop_root(
-            self.nodes, self.meta, self.table, self.tokens, ranges, handle & 0xFFFFFFFF
-        )
-        self.num_roots -= 1
+        roots = handles & 0xFFFFFFFF
+        ranges = self._room_for_ranges(int(nodes_of_roots(self.nodes, roots)))
+        num, full, swa = drop_roots(self.nodes, self.meta, self.table, self.tokens, ranges, roots)
+        self.num_roots -= roots.size
         return ranges[:num], full, swa
 
     def reset(self) -> None:

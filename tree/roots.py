@@ -39,6 +39,8 @@ from kvcache.tree.arrays import (
     OUT,
     PAGES,
     PARENT,
+    SPACE_NEXT,
+    SPACE_PREV,
     START,
     SWA_LOCKS,
     SWA_NEXT,
@@ -68,6 +70,8 @@ def new_root(nodes: Int32Array, meta: Int64Array) -> int:
     nodes[FULL_PREV, root] = OUT
     nodes[SWA_PREV, root] = OUT
     nodes[HEAD, root] = -1
+    nodes[SPACE_PREV, root] = root
+    nodes[SPACE_NEXT, root] = root
     note_node(nodes, meta, root)
     return root
 
@@ -85,6 +89,8 @@ def reset(nodes: Int32Array, meta: Int64Array, locks: Int32Array, free_locks: In
             nodes[CHILD, n] = 0
             nodes[FULL_LOCKS, n] = 0
             nodes[SWA_LOCKS, n] = 0
+            nodes[SPACE_PREV, n] = n
+            nodes[SPACE_NEXT, n] = n
             note_node(nodes, meta, n)
         else:
             spare_record(nodes, meta, n)
@@ -131,34 +137,44 @@ def first_bad_handle(nodes: Int32Array, handles: Int64Array) -> int:
 
 
 @compiled
-def drop_root(
+def nodes_of_roots(nodes: Int32Array, roots: Int64Array) -> int:
+    """Return how many nodes namespaces have."""
+    num = 0
+    for i in range(roots.shape[0]):
+        x = np.int64(nodes[SPACE_NEXT, roots[i]])
+        while x != roots[i]:
+            num += 1
+            x = np.int64(nodes[SPACE_NEXT, x])
+    return num
+
+
+@compiled
+def drop_roots(
     nodes: Int32Array,
     meta: Int64Array,
     table: Int32Array,
     slab: Int32Array,
     ranges: Int32Array,
-    root: int,
+    roots: Int64Array,
 ) -> tuple[int, int, int]:
-    """Remove an unlocked namespace with all its nodes; (ranges, Full pages freed, SWA pages freed).
+    """Remove unlocked namespaces with all their nodes; (ranges, Full pages freed, SWA pages freed).
 
-    One pass over the Full list, as far as there are nodes: a node comes before its ancestors, so it is a leaf
-    when its turn comes.
+    Walks their own nodes only, backwards: a node comes after its ancestors, so it is a leaf when its turn
+    comes. `ranges` needs room for one a node.
     """
     num = 0
     full = np.int64(0)
     swa = np.int64(0)
-    x = np.int64(nodes[FULL_PREV, NO_NODE])
-    while x != NO_NODE and nodes[CHILDREN, root] > 0:
-        newer = np.int64(nodes[FULL_PREV, x])
-        top = x
-        while nodes[PARENT, top] != 0:
-            top = np.int64(nodes[PARENT, top])
-        if top == root:
+    for i in range(roots.shape[0]):
+        root = roots[i]
+        x = np.int64(nodes[SPACE_PREV, root])
+        while x != root:
+            before = np.int64(nodes[SPACE_PREV, x])
             pages = np.int64(nodes[PAGES, x])
             full += pages
             if nodes[LIVE, x] != 0:
                 swa += pages
             num = cut(nodes, meta, table, slab, ranges, num, x, pages)
-        x = newer
-    spare_record(nodes, meta, root)
+            x = before
+        spare_record(nodes, meta, root)
     return num, full, swa

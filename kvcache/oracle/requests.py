@@ -83,7 +83,9 @@ class ReferenceRequests(ReferenceTree):
         self.attention_window = window or 0
         self.max_rows, self.max_len, self.max_namespaces = max_rows, max_len, max_namespaces
         self.with_branch, self.with_hints, self.every = branch, hints, every
+        # the default first, then in the order of look-up
         self.namespaces: dict[Hashable, int] = {}
+        self.looked_up: set[Hashable] = set()  # since the last match
         self.rows: dict[int, Row] = {}  # by handle
         self.handles: set[int] = set()  # every one that was ever given out
 
@@ -92,21 +94,46 @@ class ReferenceRequests(ReferenceTree):
     def namespace(self, key: Hashable, handle: int | None) -> None:
         """Name a namespace; `handle` is the one that the manager gave (None: it refused).
 
-        The first one named is the default. Where all are in use, the oldest empty one gives way.
+        The first one named is the default.
         """
-        if key in self.namespaces:
-            agree(handle == self.namespaces[key], "a known namespace keeps its handle")
-            return
-        if len(self.namespaces) >= self.max_namespaces:
-            empty = [h for h in self.roots if not self.roots[h].children and not self.in_use(h)]
-            empty = [h for h in empty if h != self.default]
-            if not empty:
-                raise CapacityError(f"namespaces: {self.max_namespaces} are in use")
-            self.forget(empty[0])
-        agree(handle is not None and handle not in self.roots, "a new namespace has its own handle")
-        assert handle is not None
-        self.namespaces[key] = handle
-        self.roots[handle] = Page((), None, 0, None)
+        self.look_up([key], None if handle is None else [handle])
+
+    def look_up(self, keys: list[Hashable], handles: list[int] | None) -> None:
+        """Name the namespaces of a queue, all or none; `handles` are what the manager gave.
+
+        Where all are in use, others give up what they have, the one looked up longest ago first: but not
+        those that are asked for, nor those that a row runs in (they count as looked up now), nor any that was
+        looked up since the last match.
+        """
+        new = [key for key in dict.fromkeys(keys) if key not in self.namespaces]
+        room = self.max_namespaces - len(self.namespaces)
+        running: list[Hashable] = []
+        given_up: list[Hashable] = []
+        for key in [*self.namespaces][1:]:
+            if room + len(given_up) >= len(new) or key in self.looked_up:
+                break
+            if key not in keys:
+                (running if self.in_use(self.namespaces[key]) else given_up).append(key)
+        if room + len(given_up) < len(new):
+            raise CapacityError(f"namespaces: {self.max_namespaces} are in use")
+        for key in running:
+            self.note_look_up(key)
+        for key in given_up:
+            self.forget(self.namespaces[key])
+        agree(handles is not None and len(handles) == len(keys), "a namespace has a handle")
+        for key, handle in zip(keys, handles or [], strict=True):
+            if key in self.namespaces:
+                agree(handle == self.namespaces[key], "a known namespace keeps its handle")
+            else:
+                agree(handle not in self.roots, "a new namespace has its own handle")
+                self.namespaces[key] = handle
+                self.roots[handle] = Page((), None, 0, None)
+            self.note_look_up(key)
+
+    def note_look_up(self, key: Hashable) -> None:
+        if self.namespaces[key] != self.default:
+            self.namespaces[key] = self.namespaces.pop(key)  # the last one now
+            self.looked_up.add(key)
 
     @property
     def default(self) -> int:
@@ -117,6 +144,7 @@ class ReferenceRequests(ReferenceTree):
 
     def forget(self, handle: int) -> tuple[int, int]:
         self.namespaces = {key: owner for key, owner in self.namespaces.items() if owner != handle}
+        self.looked_up &= self.namespaces.keys()
         return self.drop_root(handle)
 
     def drop_namespace(self, handle: int) -> tuple[int, int]:
@@ -132,6 +160,8 @@ class ReferenceRequests(ReferenceTree):
         for handle, _ in requests:
             if handle not in self.roots:
                 raise InvalidInputError(f"namespace must be a known handle, got {handle}")
+        if requests:
+            self.looked_up.clear()
         matches = [self.match_one(handle, tokens, touch) for handle, tokens in requests]
         self.counts["branch_points"] += sum(match.branch >= 0 for match in matches)
         return matches

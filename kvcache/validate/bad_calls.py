@@ -35,6 +35,8 @@ BAD_CALLS: dict[str, Callable[[Any], Any]] = {
     "a batch that is none": lambda m: m.admit(None),
     "a negative number of pages": lambda m: m.evict(-1, 0),
     "half a page": lambda m: m.evict(0, 0.5),
+    "the letters of a namespace": lambda m: m.namespaces("abc"),
+    "a namespace that cannot be hashed": lambda m: m.namespaces(["a", ["b"]]),
     "dropping no namespace": lambda m: m.drop_namespace(2**40 + 12345),
 }
 

@@ -67,7 +67,7 @@ class Driver(Sides):
         self.match_on = match_on
         self.batches: dict[str, Batch] = {}
         self.requests: dict[str, Request] = {}
-        # the last handle that a namespace had; it may have been dropped
+        # the last handle that a namespace had; it may have been dropped or given up
         self.handles: dict[str | None, int] = {None: self.manager.namespace(None)}
         self.retractions = 0
 
@@ -123,6 +123,20 @@ class Driver(Sides):
         if done is not None:
             self.handles[name] = done[0]
 
+    def namespaces(self, names: list[str | None]) -> None:
+        """Look up the namespaces of a queue in one call."""
+
+        def oracle(handles: Any) -> None:
+            self.oracle.look_up([*names], None if handles is None else handles.tolist())
+
+        done = self.both(f"namespaces({names})", lambda: self.manager.namespaces(names), oracle)
+        if done is not None:
+            self.handles.update(zip(names, done[0].tolist(), strict=True))
+
+    def stands(self, name: str | None) -> bool:
+        """Whether the namespace has a handle that was neither dropped nor given up."""
+        return self.handles.get(name) in self.oracle.roots
+
     def drop_namespace(self, name: str | None) -> None:
         if name not in self.handles:
             return
@@ -147,9 +161,8 @@ class Driver(Sides):
     ) -> None:
         """Match (namespace, tokens, key length) of each; `previous` names an earlier match."""
         asks = [Asked(*ask) for ask in asked]
-        for ask in asks:
-            if ask.namespace not in self.handles:
-                self.namespace(ask.namespace)
+        if not all(self.stands(ask.namespace) for ask in asks):
+            self.namespaces([ask.namespace for ask in asks])
         asks = [ask for ask in asks if ask.namespace in self.handles]
         handles = [self.handles[ask.namespace] for ask in asks]
         tokens = [ask.tokens[: ask.key_len] for ask in asks]
@@ -182,7 +195,11 @@ class Driver(Sides):
             common = min(before.key_len, now.key_len)
             if before.tokens[:common] != now.tokens[:common]:
                 return None
-            if match.namespace != self.handles[now.namespace]:
+            # what was found in a namespace that has gone says nothing
+            if (
+                match.namespace != self.handles[now.namespace]
+                and match.namespace in self.oracle.roots
+            ):
                 return None
         found = batch.found
         return found.fetch() if isinstance(found, DeviceMatch) else found

@@ -15,7 +15,7 @@ from kvcache.validate.bad_calls import BAD_CALLS, BAD_HANDLES
 from kvcache.validate.driver import Driver
 from kvcache.validate.program import Op
 
-_NAMESPACES = [None, "a", "b", "c"]
+_NAMESPACES = [None, "a", "b", "c", "d"]
 
 # how often each call (or run of calls) begins, before a program's own taste
 _WEIGHTS = {
@@ -35,8 +35,9 @@ _WEIGHTS = {
     "evict": 4,
     "flush": 0.3,
     "reset": 0.1,
-    "namespace": 0.7,
-    "drop_namespace": 0.7,
+    "namespace": 1,
+    "namespaces": 1,
+    "drop_namespace": 1,
     "bad": 1,
     "wrong": 3,
 }
@@ -97,7 +98,7 @@ class Generator:
             None,
             None,
             None,
-            *_NAMESPACES[1 : rng.randint(1, config["max_namespaces"] + 1)],
+            *_NAMESPACES[1 : rng.randint(1, config["max_namespaces"] + 2)],
         ]
         taste = {call: rng.choice([0.2, 1, 1, 3]) for call in _WEIGHTS}
         self.weights = {call: weight * taste[call] for call, weight in _WEIGHTS.items()}
@@ -284,6 +285,9 @@ class Generator:
 
     def _namespace(self, driver: Driver, names: list[str]) -> Op:
         return "namespace", [self.rng.choice(_NAMESPACES)]
+
+    def _namespaces(self, driver: Driver, names: list[str]) -> Op:
+        return "namespaces", [self.rng.choices(_NAMESPACES, k=self.rng.randint(0, 5))]
 
     def _drop_namespace(self, driver: Driver, names: list[str]) -> Op:
         return "drop_namespace", [self.rng.choice(_NAMESPACES)]

@@ -92,6 +92,7 @@ _COLUMNS = {
     "step": [[0]],
     "slide": [[0]],
     "abort": [[0]],
+    "namespaces": [[0]],
     "commit": [[0, 1, 2]],
     "finish": [[0, 1, 2]],
     "retract": [[1, 2, 3]],

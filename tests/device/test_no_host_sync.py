@@ -34,6 +34,8 @@ class Cost(NamedTuple):
 
 COSTS = {
     "namespace": Cost(),
+    "namespace, all in use": Cost("apply", uploads=1, views=3),
+    "namespaces, all in use": Cost("apply", uploads=1, views=3),
     "match": Cost(),
     "match, with a previous match": Cost(),
     "match on the device": Cost("match", uploads=1, views=6, results=1),
@@ -125,7 +127,8 @@ def test_a_call_costs_the_same_at_any_batch_and_never_waits(call: str, batch: in
 def plant_in(call: str) -> str:
     """A function that `call` runs."""
     places = {
-        "namespace": "kvcache.namespaces.Namespaces.handle",
+        "namespace": "kvcache.namespaces.Namespaces.known",
+        "namespaces": "kvcache.namespaces.Namespaces.look_up",
         "match": "kvcache.tree.radix_tree.RadixTree.match",
         "match on the device": "kvcache.device.tree_mirror.TreeMirror.update",
         "admit": "kvcache.rows.Rows.take",
@@ -142,7 +145,7 @@ def plant_in(call: str) -> str:
         "abort": "kvcache.tree.radix_tree.RadixTree.unlock",
         "evict": "kvcache.tree.radix_tree.RadixTree.evict",
         "flush": "kvcache.device.data_plane.DataPlane.apply",
-        "drop_namespace": "kvcache.tree.radix_tree.RadixTree.drop_root",
+        "drop_namespace": "kvcache.tree.radix_tree.RadixTree.drop_roots",
         "translate": "kvcache.core.translate",
         "decode step with two views": "kvcache.state.CacheState.make_room",
     }

@@ -106,6 +106,19 @@ for _call, _make in WITH_ROWS.items():
 # -- namespaces, match, admit ----------------------------------------------------------------------
 
 refused("namespace: too many", lambda w: w.m.namespace("c"), "max_namespaces", CapacityError)
+refused(
+    "namespaces: one too many",
+    lambda w: w.m.namespaces(["b", "a", None, ("salt", 7)]),
+    r"max_namespaces \(3\) are in use, .* got a further one: \('salt', 7\)",
+    CapacityError,
+)
+refused("namespaces: letters", lambda w: w.m.namespaces("ab"), "must be a sequence of keys")
+refused("namespaces: a number", lambda w: w.m.namespaces(7), "must be a sequence of keys, got 7")
+refused(
+    "namespaces: a list in it",
+    lambda w: w.m.namespaces(["a", ["b"]]),
+    r"keys\[1\] must be hashable, got \['b'\]",
+)
 refused("namespace: a list", lambda w: w.m.namespace(["a"]), r"key must be hashable, got \['a'\]")
 refused(
     "namespace: a list in it",

@@ -93,6 +93,8 @@ class World:
         self.of_another = another.match(pack([1], [2], [3]))
         assert self.of_another.namespaces.tobytes() == self.found.namespaces.tobytes()
         self.of_another_on_device = another.match(self.device_keys, on="device")
+        # given out, and no match has used it yet: it makes no room
+        assert self.m.namespace("b") == self.ns_cached
 
     def _start(self, key: list[int], length: int, namespace: int | None = None) -> int:
         (row,) = self.m.admit(self.m.match(pack(key[:-1]), namespace))

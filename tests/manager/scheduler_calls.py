@@ -43,6 +43,7 @@ class Scene:
                 max_rows=2 * batch,
                 max_len=64,
                 checkpoints=(Branch(), Hints()),
+                max_namespaces=batch + 1,
                 device=device,
             )
         )
@@ -60,24 +61,24 @@ class Scene:
         """A checkpoint at half the length for each request."""
         return Ragged([LENGTH // 2] * self.batch, np.arange(self.batch + 1))
 
-    def match(self, keys: KeyBatch, namespace: int | None = None) -> MatchBatch:
+    def match(self, keys: KeyBatch, namespace: Any = None) -> MatchBatch:
         return self.manager.match(keys, namespace)
 
     def lens(self, length: int) -> list[int]:
         return [length] * self.batch
 
-    def started(self, keys: KeyBatch, namespace: int | None = None) -> Any:
+    def started(self, keys: KeyBatch, namespace: Any = None) -> Any:
         """Rows of requests that were admitted and have no pages of their own."""
         return self.manager.admit(self.match(keys, namespace))
 
-    def running(self, keys: KeyBatch, length: int = LENGTH, namespace: int | None = None) -> Any:
+    def running(self, keys: KeyBatch, length: int = LENGTH, namespace: Any = None) -> Any:
         """Rows of requests that have computed `length` tokens."""
         rows = self.started(keys, namespace)
         self.manager.extend(rows, self.lens(length))
         self.manager.advance(rows)
         return rows
 
-    def cached(self, keys: KeyBatch, namespace: int | None = None) -> None:
+    def cached(self, keys: KeyBatch, namespace: Any = None) -> None:
         """Requests that have come and gone: their last two pages are live, the others tombstones."""
         self.manager.finish(self.running(keys, namespace=namespace), keys)
 
@@ -129,6 +130,22 @@ def _admit_from_device(scene: Scene) -> Thunk:
 
 def _namespace(scene: Scene) -> Thunk:
     return lambda: scene.manager.namespace("adapter")
+
+
+def _all_in_use(scene: Scene) -> None:
+    """As many namespaces as there may be, each with something cached and no row."""
+    scene.cached(scene.keys(), scene.manager.namespaces(range(scene.batch)))
+
+
+def _namespace_all_in_use(scene: Scene) -> Thunk:
+    _all_in_use(scene)
+    return lambda: scene.manager.namespace("adapter")
+
+
+def _namespaces_all_in_use(scene: Scene) -> Thunk:
+    _all_in_use(scene)
+    names = [("salt", i) for i in range(scene.batch)]
+    return lambda: scene.manager.namespaces(names)
 
 
 def _admit(scene: Scene) -> Thunk:
@@ -336,6 +353,8 @@ _TIGHT = {
 }
 CALLS: dict[str, Callable[[Scene], Thunk]] = {
     "namespace": _namespace,
+    "namespace, all in use": _namespace_all_in_use,
+    "namespaces, all in use": _namespaces_all_in_use,
     "match": _match,
     "match, with a previous match": _match_again,
     "match on the device": _match_on_device,

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def logs() -> dict[str, Program]:
-    return {name: record(name, config, CALLS) for name, config in CONFIGS.items()}
+    return {name: record(f"{name} 0", config, CALLS) for name, config in CONFIGS.items()}
 
 
 def in_processes(hash_seeds: list[int], programs: list[Program]) -> list[list[list[Digests]]]:
@@ -48,7 +48,7 @@ def test_a_log_does_everything(logs: dict[str, Program]) -> None:
     calls = {name for log in logs.values() for name, _ in log.ops}
     assert calls >= {
         *("match", "admit", "extend", "step", "advance", "slide", "commit", "finish", "retract"),
-        *("abort", "evict", "flush", "reset", "namespace", "drop_namespace"),
+        *("abort", "evict", "flush", "reset", "namespace", "namespaces", "drop_namespace"),
     }
     for log in logs.values():
         states = replay(log)

@@ -30,6 +30,7 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     "check": lambda w: w.m.check(),
     "warm_up": lambda w: w.m.warm_up(),
     "namespace": lambda w: w.m.namespace("b"),
+    "namespaces": lambda w: w.m.namespaces(["b"]),
     "drop_namespace": lambda w: w.m.drop_namespace(w.ns_cached),
     "match": lambda w: w.m.match(pack([1])),
     "admit": lambda w: w.m.admit(w.found, [0]),

@@ -24,7 +24,7 @@ from kvcache.validate import Driver
 from kvcache.validate.bad_calls import BAD_CALLS, BAD_HANDLES
 from kvcache.validate.program import Program
 
-NAMESPACES = st.sampled_from([None, None, None, None, "a", "b"])
+NAMESPACES = st.sampled_from([None, None, None, None, "a", "b", "c"])
 # tokens of a key beyond those computed
 EXTRA = st.sampled_from([0, 0, 0, 0, 0, 1, 2, -1, -1, -3])
 SELDOM = st.integers(0, 1000).map(lambda n: n % 8 == 3)
@@ -314,6 +314,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.call("drop_namespace", name)
         elif number == 4:
             self.call("bad", kind)
+        elif number == 5:
+            self.call("namespaces", [name, "c", "d"])
 
     @invariant()
     def every_invariant_holds(self) -> None:
