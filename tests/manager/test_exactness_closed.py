@@ -26,6 +26,7 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     **{call: lambda w, m=make: m(w, [w.row]) for call, make in WITH_ROWS.items()},
     "pools": lambda w: w.m.pools,
     "capacity": lambda w: w.m.capacity(),
+    "admit_as_many": lambda w: w.m.admit_as_many(w.stale, [9, 21]),
     "stats": lambda w: w.m.stats(),
     "check": lambda w: w.m.check(),
     "warm_up": lambda w: w.m.warm_up(),

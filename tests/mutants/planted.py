@@ -27,6 +27,8 @@ _KEYS = "tests/faults/test_keys.py"
 _STATEFUL = "tests/oracle/test_stateful.py"
 _DEVICE_MATCH = "tests/device/test_device_match.py"
 _DEVICE_KERNELS = "tests/interp/test_match_kernels.py"
+_FITS = "tests/manager/test_admit_as_many.py"
+_STREAMS = "tests/device/test_streams.py"
 _EXACT = "tests/manager/test_exactness.py"
 
 MUTANTS = [
@@ -325,5 +327,35 @@ MUTANTS = [
         "        elif lost & LOST_TABLE:\n",
         "        elif lost < 0:\n",
         "tests/device/test_device_match.py -k table_that_grows",
+    ),
+    # what fits
+    Mutant(
+        "what is locked already is locked again",
+        "tree/fits.py",
+        "if known > 0 or -known >= pages:",
+        "if -known >= pages:",
+        f"{_FITS} -k running_request",
+    ),
+    Mutant(
+        "windows that overlap count twice",
+        "tree/fits.py",
+        "more += marked[s] != mark",
+        "more += 1",
+        f"{_FITS} -k window",
+    ),
+    # device and stream
+    Mutant(
+        "any device will do",
+        "kvcache/device/stream.py",
+        "if device != self._device.index:",
+        "if device < 0:",
+        _STREAMS,
+    ),
+    Mutant(
+        "any stream will do where a graph may be captured",
+        "kvcache/device/stream.py",
+        "if captured and is_capturing():",
+        "if captured:",
+        _STREAMS,
     ),
 ]
