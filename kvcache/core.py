@@ -193,7 +193,7 @@ class CacheCore(Uncopied):
         Raises:
             CapacityError: `max_namespaces` are in use, and none may be given up.
         """
-        self._state.check_idle()
+        self._state.check_idle(launches=False)
         try:
             known = self._namespaces.known(key)
         except TypeError as error:  # a tuple is hashable by its type, with a list in it not
@@ -222,11 +222,11 @@ class CacheCore(Uncopied):
             >>> len(set(cache.namespaces(["adapter", "salt", "adapter", None]).tolist()))
             3
         """
-        self._state.check_idle()
+        self._state.check_idle(launches=False)
         return self._look_up(keys)
 
     def _look_up(self, keys: Iterable[Hashable]) -> Int64Array:
-        found = self._namespaces.look_up(keys)
+        found = self._namespaces.look_up(keys, self._state.check_idle)
         if found.ranges is not None:
             self._free(found.ranges, found.full_pages, found.swa_pages)
         return found.handles

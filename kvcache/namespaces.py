@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -59,11 +59,14 @@ class Namespaces(Uncopied):
             self._give_out(key, handle)
         return handle
 
-    def look_up(self, keys: Iterable[Hashable]) -> LookUp:
+    def look_up(self, keys: Iterable[Hashable], may_free: Callable[[], None]) -> LookUp:
         """Return the handles of `keys`, all or none; a new one takes a free root, or one that is given up.
 
         Equal Python keys are one: 1, True and 1.0 are. Costs the keys and the pages that are given up; a
         namespace that rows keep is met once in many calls, since it counts as looked up then.
+
+        Args:
+            may_free: Called before something is given up, which the device has to free; may raise.
 
         Raises:
             CapacityError: A key does not fit; the message names it.
@@ -89,6 +92,8 @@ class Namespaces(Uncopied):
                 f"max_namespaces ({self._tree.max_roots}) are in use, by rows or by handles that no match "
                 f"has used yet, got a further one: {keys[at]!r}"
             )
+        if given_up:
+            may_free()
         for handle in running:
             self._give_out(self._keys[handle], handle)
         ranges, full, swa = None, 0, 0

@@ -91,7 +91,7 @@ class RadixTree(Uncopied):
         self._ranges: Int32Array = np.zeros((1024, RANGE_WIDTH), np.int32)
         self._marks: Int64Array = np.zeros(1024, np.int64)
         self._kept: Int64Array = np.zeros((1024, 2), np.int64)
-        self._marked = np.zeros(num_slots, np.uint8)
+        self._marked = np.zeros(0, np.uint8)
 
     # -- sizes ---------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class RadixTree(Uncopied):
         records = int(self.meta[a.M_BUMP]) * a.NUM_FIELDS * 4
         tokens = int(self.meta[a.M_SLAB_TOP] * self.meta[a.M_PAGE_SIZE]) * 4
         rest = (self.meta, self.table, self.locks, self.free_locks, self.notes)
-        scratch = (self._ranges, self._marks, self._kept)
+        scratch = (self._ranges, self._marks, self._kept, self._marked)
         return records + tokens + sum(x.nbytes for x in rest + scratch)
 
     @property
@@ -249,6 +249,8 @@ class RadixTree(Uncopied):
         swa_room: int,
     ) -> int:
         """Return how many requests of a match, in order, the pools can hold (fits.py). Changes nothing."""
+        if self._marked.size == 0:
+            self._marked = np.zeros(self.meta.item(a.M_SLAB_SIZE), np.uint8)
         return int(
             how_many_fit(
                 self.nodes, self.meta, results, index, pages, full_room, swa_room, self._marked

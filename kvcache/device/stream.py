@@ -25,8 +25,9 @@ def is_capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def indexed(name: str) -> str:
+def indexed(name: str | torch.device) -> str:
     """Return a device's name with its index: "cuda" is the one that is current now, and stays it."""
+    name = str(name)
     if ":" in name or torch.device(name).type == "cpu":
         return name
     return f"{name}:{current()[0]}"

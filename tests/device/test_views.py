@@ -10,7 +10,14 @@ import pytest
 import torch
 from view_contract import listed_tokens
 
-from kvcache import CacheConfig, CapacityError, InvalidInputError, KeyBatch, KVCacheManager
+from kvcache import (
+    CacheConfig,
+    CapacityError,
+    InvalidInputError,
+    KeyBatch,
+    KVCacheManager,
+    ReceiptError,
+)
 from kvcache.device.views import PageIndices, Views
 
 CONFIG = CacheConfig(
@@ -157,7 +164,8 @@ def test_views_of_a_living_cache(
         state = life.cache.rows
         lens = None
         if life.rng.random() < 0.3:
-            lens = [life.rng.randint(state.computed_len[r], state.allocated_len[r]) for r in rows]
+            index = life.cache.index(rows)
+            lens = [life.rng.randint(state.computed_len[r], state.allocated_len[r]) for r in index]
         seen += check_views(life.cache, rows, lens)
     assert seen > 200, "too little was read: the test shows nothing"
 
@@ -218,9 +226,12 @@ def test_slots_of_either_width_and_beyond_the_buffer() -> None:
 
 def test_refuses_bad_rows_and_lengths() -> None:
     cache, rows = running()
-    for bad in ([9], [rows[0], rows[0]]):
-        with pytest.raises(InvalidInputError, match=r"rows\[\d\] must be a running row"):
-            cache.swa_indices(bad)
+    with pytest.raises(
+        ReceiptError, match=r"rows\[0\] must be the handle of a running request, got 9"
+    ):
+        cache.swa_indices([9])
+    with pytest.raises(InvalidInputError, match=r"rows\[1\] must be named once"):
+        cache.swa_indices([rows[0], rows[0]])
     with pytest.raises(InvalidInputError, match=r"lens\[1\] must be in \[0, 16\], got 17"):
         cache.swa_indices(rows, [5, 17])
     with pytest.raises(InvalidInputError, match="lens must have 2 entries, got 1"):

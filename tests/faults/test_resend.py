@@ -22,6 +22,15 @@ def test_the_second_identical_prompt_reuses_all_but_its_last_unit(
         assert reused == [0, again, again], (page_size, window, bigram, length)
 
 
+@pytest.mark.parametrize("checkpoints", ["branch", "hints", "every=12", "branch,hints,every=20"])
+def test_a_prompt_comes_again_beside_other_checkpoints(checkpoints: str) -> None:
+    cache = ByHand(4, 8, checkpoints=checkpoints)
+    prompt = run_of(1, 40)
+    assert [cache.put(prompt, hints=[16]) for _ in range(3)] == [0, 36, 36]
+    assert cache.match(prompt) == (40, 40, None)
+    cache.drain()
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_prompt_comes_again_after_its_answer_was_decoded(page_size: int) -> None:
     cache = ByHand(page_size, 8)

@@ -75,6 +75,33 @@ def test_a_match_still_holds_when_the_node_it_ended_in_was_joined() -> None:
     cache.drain()
 
 
+def test_nodes_of_different_recency_stay_apart() -> None:
+    """Joined they would be evicted as one: the upper half with the lower, or the lower after the upper."""
+    cache = ByHand(4, None)
+    a_key, other = run_of(1, 16), run_of(2, 8)
+    cache.put(a_key)
+    cache.put(other)
+    cache.m.abort([cache.start(a_key[:9])])  # its first half becomes the most recent
+    assert cache.m.stats().nodes == 3
+    for freed, left in ((2, (8, 8)), (1, (8, 4)), (1, (8, 0)), (1, (4, 0))):
+        assert cache.evict(full=freed) == (freed, 0)
+        assert (cache.match(a_key)[0], cache.match(other)[0]) == left
+
+
+def test_nodes_of_different_swa_recency_stay_apart() -> None:
+    cache = ByHand(4, 4, checkpoints="every=4")
+    key, other = run_of(1, 8), run_of(2, 8)
+    cache.put(key)
+    cache.put(other)
+    cache.m.abort([cache.start([*key, 0])])  # its last window, [4, 8), becomes the most recent
+    assert cache.m.stats().nodes == 3
+    assert cache.evict(swa=1) == (0, 1)
+    assert cache.match(key[:4]) == (4, 0, 4)
+    for text in (key, other):
+        assert cache.match(text) == (8, 8, None)
+    assert cache.match(other[:4]) == (4, 4, None)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_lives_leave_nothing_that_an_unlock_could_have_joined(seed: int) -> None:
     """Prefixes that are locked and unlocked as a whole are one edge for each fork and each liveness."""

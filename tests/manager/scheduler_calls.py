@@ -79,7 +79,7 @@ class Scene:
         return rows
 
     def cached(self, keys: KeyBatch, namespace: Any = None) -> None:
-        """Requests that have come and gone: their last two pages are live, the others tombstones."""
+        """Requests that have come and gone: their last three pages are live, the others tombstones."""
         self.manager.finish(self.running(keys, namespace=namespace), keys)
 
 
@@ -163,6 +163,11 @@ def _admit_as_many(scene: Scene) -> Thunk:
     scene.cached(scene.keys())
     found = scene.match(scene.keys())
     return lambda: scene.manager.admit_as_many(found, scene.lens(LENGTH + PAGE_SIZE))
+
+
+def _index(scene: Scene) -> Thunk:
+    rows = scene.running(scene.keys())
+    return lambda: scene.manager.index(rows)
 
 
 def _capacity(scene: Scene) -> Thunk:
@@ -289,8 +294,9 @@ def _evict(scene: Scene) -> Thunk:
 
 
 def _evict_windows(scene: Scene) -> Thunk:
-    scene.manager.commit(scene.running(scene.keys()), scene.keys(), scene.hints())
-    scene.manager.abort(np.arange(scene.batch))
+    rows = scene.running(scene.keys())
+    scene.manager.commit(rows, scene.keys(), scene.hints())
+    scene.manager.abort(rows)
     return lambda: scene.manager.evict(0, scene.batch)
 
 
@@ -362,6 +368,7 @@ CALLS: dict[str, Callable[[Scene], Thunk]] = {
     "admit, nothing cached": _admit,
     "admit, all cached": _admit_hit,
     "admit, matched on the device": _admit_from_device,
+    "index": _index,
     "capacity": _capacity,
     "admit_as_many": _admit_as_many,
     "stats": _stats,

@@ -132,6 +132,20 @@ def _reset_frees_everything(w: World) -> None:
             m.admit(stale, [i])
 
 
+def test_a_handle_from_before_a_reset_never_reaches_the_request_that_has_its_row_now() -> None:
+    cache = ByHand(4, 8)
+    before = [cache.start(KEY), cache.start(run_of(2, 30))]
+    cache.m.reset()
+    after = [cache.start(KEY), cache.start(run_of(2, 30))]
+    assert cache.m.index(after).tolist() == [0, 1]
+    assert not set(before) & set(after)
+    for row in before:
+        with pytest.raises(ReceiptError, match="has ended"):
+            cache.m.extend([row], [20])
+    cache.compute(after[0], 20)
+    cache.drain()
+
+
 def test_reset_leaves_page_ids_as_in_a_new_cache() -> None:
     """Replicas that reset at the same point stay equal, to each other and to a new one."""
     caches = [ByHand(4, 8), ByHand(4, 8)]

@@ -30,6 +30,10 @@ _DEVICE_KERNELS = "tests/interp/test_match_kernels.py"
 _FITS = "tests/manager/test_admit_as_many.py"
 _STREAMS = "tests/device/test_streams.py"
 _EXACT = "tests/manager/test_exactness.py"
+_RESEND = "tests/faults/test_resend.py"
+_LATE = "tests/faults/test_late_calls.py"
+_WALKS = "tests/faults/test_walks.py"
+_RESET = "tests/manager/test_reset.py"
 
 MUTANTS = [
     # host rows
@@ -43,8 +47,8 @@ MUTANTS = [
     Mutant(
         "bigram keys counted as tokens",
         "kvcache/rows.py",
-        "units = max(computed - 1, 0) if bigram else computed",
-        "units = computed",
+        "    return max(tokens - 1, 0) if bigram else tokens\n",
+        "    return tokens\n",
         f"{_FRONTIER} -k never_reaches",
     ),
     Mutant(
@@ -67,6 +71,41 @@ MUTANTS = [
         "end = (state[ALLOCATED, r] + page_size - 1) // page_size",
         "end = state[ALLOCATED, r] // page_size",
         f"{_OWNERSHIP} -k rejected_drafts",
+    ),
+    Mutant(
+        "the host's frontier forgets the key that comes again",
+        "kvcache/rows.py",
+        "    last = resend_end(key_units(computed, bigram), page_size)\n",
+        "    last = key_units(computed, bigram) // page_size * page_size\n",
+        f"{_FRONTIER} -k never_reaches",
+    ),
+    Mutant(
+        "a handle's generation is not compared",
+        "kvcache/rows.py",
+        "if r >= state.shape[1] or state[GENERATION, r] != handles[i] >> HANDLE_BITS:",
+        "if r >= state.shape[1]:",
+        f"{_LATE} -k late_call_of",
+    ),
+    Mutant(
+        "a handle's generation is not counted up",
+        "kvcache/rows.py",
+        "= state[GENERATION, rows[i]] % _MOST_GENERATIONS + 1\n",
+        "= state[GENERATION, rows[i]]\n",
+        f"{_LATE} -k all_that_ever_ran",
+    ),
+    Mutant(
+        "reset keeps generations",
+        "kvcache/rows.py",
+        "        self.give_back(np.flatnonzero(self.active).astype(np.int32))\n        self._free[:]",
+        "        self.state[:GENERATION] = 0\n        self.num_free = self._free.size\n        self._free[:]",
+        f"{_RESET} -k handle_from_before",
+    ),
+    Mutant(
+        "tokens that the key lacks are handed over",
+        "kvcache/requests.py",
+        "units = key_units(min(np.int64(state[COMPUTED, r]), lens[b]), bigram)",
+        "units = key_units(np.int64(state[COMPUTED, r]), bigram)",
+        "tests/faults/test_lag.py -k stop_token",
     ),
     # plan
     Mutant(
@@ -97,6 +136,20 @@ MUTANTS = [
         "            swa_map[full_page] = 0\n",
         "",
         f"{_FRONTIER} -k larger_than_the_window",
+    ),
+    Mutant(
+        "slide's frontier forgets the key that comes again",
+        "kernels/slide.py",
+        "        last_end = max(0, units - 1) // page_size * page_size\n",
+        "        last_end = units // page_size * page_size\n",
+        "tests/kernels/test_kernels_slide.py -k key_that_ends",
+    ),
+    Mutant(
+        "a decode step's frontier forgets the key that comes again",
+        "kernels/decode_slide.py",
+        "            last_end = max(0, units - 1) // page_size * page_size\n",
+        "            last_end = units // page_size * page_size\n",
+        "tests/kernels/test_kernels_decode.py -k 'slide_frees and 60-12-4 and tokens'",
     ),
     Mutant(
         "adoption leaves the old map entry",
@@ -188,9 +241,37 @@ MUTANTS = [
     Mutant(
         "the branch is not kept",
         "tree/windows.py",
-        "    if branch >= 0:\n",
-        "    if branch > 10**9:\n",
+        "    fork = branch // page_size if branch >= 0 else -1\n",
+        "    fork = -1\n",
         f"{_FRONTIER} -k fork",
+    ),
+    Mutant(
+        "no window is kept for the key that comes again",
+        "tree/windows.py",
+        "        n = _keep_window(kept, n, resend, owned, end, frontier, keep)\n",
+        "",
+        f"{_RESEND} -k 'second_identical and 6-4-False'",
+    ),
+    Mutant(
+        "no window is kept for the key that comes again, beside other checkpoints",
+        "tree/windows.py",
+        "    _mark(marks, resend, owned, end)\n",
+        "",
+        f"{_RESEND} -k beside_other_checkpoints",
+    ),
+    Mutant(
+        "the last page of a prefix is not compared",
+        "tree/insert.py",
+        "covered = min(owned * page_size, requests[b, KEY_LEN] - bigram)",
+        "covered = min((owned - 1) * page_size, requests[b, KEY_LEN] - bigram)",
+        f"{_WALKS} -k contradicts_the_end",
+    ),
+    Mutant(
+        "of a prefix nothing is compared",
+        "tree/insert.py",
+        "if whole else max(covered - 1, 0) // page_size * page_size\n",
+        "if whole else max(covered - 1, 0) // page_size * page_size + page_size\n",
+        f"{_WALKS} -k contradicts_the_end",
     ),
     Mutant(
         "a broken window is kept",
@@ -212,6 +293,28 @@ MUTANTS = [
         "        lock_full(nodes, meta, node, anchor)\n",
         "",
         f"{_OWNERSHIP} -k nothing_new",
+    ),
+    # tree: joins
+    Mutant(
+        "nodes of different recency are joined",
+        "tree/join.py",
+        "        and (nodes[FULL_PREV, lower] == upper or nodes[FULL_PREV, lower] == OUT)\n",
+        "",
+        f"{_WALKS} -k different_recency",
+    ),
+    Mutant(
+        "nodes of different SWA recency are joined",
+        "tree/join.py",
+        "        and (nodes[SWA_PREV, upper] == lower or nodes[SWA_PREV, upper] == OUT)\n",
+        "",
+        f"{_WALKS} -k different_swa_recency",
+    ),
+    Mutant(
+        "a joined node does not lead to its new owner",
+        "tree/join.py",
+        "    nodes[HASH, upper] = nodes[GEN, lower]\n",
+        "    nodes[HASH, upper] = nodes[GEN, lower] + 1\n",
+        f"{_WALKS} -k still_holds",
     ),
     # tree: edges, recency, slab
     Mutant(
@@ -253,8 +356,8 @@ MUTANTS = [
     Mutant(
         "SWA is locked a page short",
         "tree/lock.py",
-        "    first = max(end - meta[M_KEEP_PAGES], 0)\n",
-        "    first = max(end - meta[M_KEEP_PAGES] + 1, 0)\n",
+        "    first = max(end - meta[M_KEEP_PAGES], min(frontier, end), 0)\n",
+        "    first = max(end - meta[M_KEEP_PAGES] + 1, min(frontier, end), 0)\n",
         _STATEFUL,
     ),
     Mutant(
@@ -292,17 +395,32 @@ MUTANTS = [
         "        x = np.int64(nodes[SWA_NEXT, NO_NODE])\n",
         f"{_EVICTION} -k recent",
     ),
+    # reset, broken
+    Mutant(
+        "reset leaves the map",
+        "kvcache/device/pools.py",
+        "(self.page_table, self.slab, self.swa_map, self.row_state, self.error)",
+        "(self.page_table, self.slab, self.row_state, self.error)",
+        f"{_RESET} -k 'ends_all_rows and cpu'",
+    ),
+    Mutant(
+        "a body that raised breaks nothing",
+        "kvcache/device/decode_step.py",
+        'cache.broken = "the body of DecodeStep.running raised, and may',
+        'cache.closed = cache.closed and "the body of DecodeStep.running raised, and may',
+        f"{_RESET} -k body_that_failed",
+    ),
     # manager
     Mutant(
         "a refused extend has evicted already",
-        "kvcache/core.py",
+        "kvcache/state.py",
         "            if need > evictable:\n",
         "            if need > evictable and tree.evict(1, 1)[1] < 0:\n",
         f"{_EXACT} -k lack_of_pages",
     ),
     Mutant(
         "extend evicts for Full only",
-        "kvcache/core.py",
+        "kvcache/state.py",
         "tree.evict(max(full, 0), max(swa, 0))",
         "tree.evict(max(full, 0), 0)",
         f"{_OWNERSHIP} -k lack_of_swa",

@@ -24,6 +24,7 @@ SOURCES = {
     "__init__.py": "",
     "checks.py": "",
     "errors.py": "TEN_THOUSAND = 10000\nclass CacheFolderWarning(UserWarning): ...\n",
+    "uncopied.py": "",
     "kernels/layout.py": "TEN = 10\n",
     "replay/__init__.py": "",
     "replay/deep/__init__.py": "HUNDRED = 100\n",

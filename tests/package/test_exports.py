@@ -59,7 +59,8 @@ def test_every_public_name_is_there() -> None:
     exec("from kvcache import *", starred)
     assert starred.items() >= names.items()
     for name, value in names.items():
-        assert getattr(value, "__name__", name) == name
+        if name not in ("Lens", "Rows"):  # aliases
+            assert getattr(value, "__name__", name) == name
 
 
 def test_a_module_of_public_names_is_an_attribute() -> None:
