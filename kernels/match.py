@@ -77,6 +77,9 @@ _LOW_WORD = 0xFFFFFFFF
         "results_ptr",
         "num",
         "table_mask",
+        "table_base",
+        "old_mask",
+        "old_base",
         "keep_pages",
     )
 )
@@ -91,7 +94,10 @@ def _match_kernel(
     hash_words_ptr,  # [5 + P] int64, in
     results_ptr,  # [8, num] int32, out
     num,
-    table_mask,  # slots of the table in use - 1
+    table_mask,  # slots of the table's level - 1
+    table_base,  # its first slot
+    old_mask,  # slots of the older level - 1, 0 where nothing is left in it
+    old_base,  # its first slot
     keep_pages,  # pages of a window, 0 without SWA
     P: tl.constexpr,
     BIGRAM: tl.constexpr,  # 1 with bigram keys, else 0
@@ -154,15 +160,16 @@ def _match_kernel(
         x = (x ^ (x >> 27)) * _MIX2
         x = ((x ^ (x >> 31)) >> 16) & _LOW_WORD
         tag = x.to(tl.uint32).to(tl.int32, bitcast=True)
-        slot = x.to(tl.int64) & table_mask
 
         found = num_pages * 0
         matched = num_pages * 0
-        entry_ptr = table_ptr + slot * ENTRY_FIELDS
-        child = tl.load(entry_ptr + ENTRY_NODE)
-        probes = child != 0
+        mask, base = table_mask, table_base
+        slot = x.to(tl.int64) & mask
+        probes = num_pages > 0
         while probes:
-            if tl.load(entry_ptr + ENTRY_TAG) == tag:
+            entry_ptr = table_ptr + (base + slot) * ENTRY_FIELDS
+            child = tl.load(entry_ptr + ENTRY_NODE)
+            if (child != 0) & (tl.load(entry_ptr + ENTRY_TAG) == tag):
                 record_ptr = records_ptr + child.to(tl.int64) * RECORD_FIELDS
                 is_child = tl.load(record_ptr + RECORD_PARENT) == node
                 if BIGRAM:
@@ -186,10 +193,12 @@ def _match_kernel(
                         compares = (same == limit) & (done * BLOCK < limit)
                     matched = same // P
                     found = tl.where(matched > 0, child, 0)
-            slot = (slot + 1) & table_mask
-            entry_ptr = table_ptr + slot * ENTRY_FIELDS
-            child = tl.load(entry_ptr + ENTRY_NODE)
-            probes = (found == 0) & (child != 0)
+            # an empty slot: no such child, unless it was not moved to this level yet
+            goes_on = child != 0
+            probes = (found == 0) & (goes_on | (mask > old_mask) & (old_mask > 0))
+            mask = tl.where(goes_on, mask, old_mask)
+            base = tl.where(goes_on, base, old_base)
+            slot = tl.where(goes_on, slot + 1, x.to(tl.int64)) & mask
 
         walks = found != 0
         if walks:
@@ -253,6 +262,9 @@ def match_twin(
     num: int,
     page_size: int,
     table_mask: int,
+    table_base: int,
+    old_mask: int,
+    old_base: int,
     keep_pages: int,
     bigram: bool,
 ) -> None:
@@ -274,11 +286,19 @@ def match_twin(
             page_at = at + pos * page_size
             top_head = head if node == root else np.int64(-1)
             x = _tag(keys, page_at, page_size, hash_words, node, top_head)
-            slot = np.int64(x) & table_mask
+            mask, base = table_mask, table_base
+            slot = np.int64(x) & mask
             found, matched = np.int64(0), np.int64(0)
-            while found == 0 and table[slot, ENTRY_NODE] != 0:
-                child = np.int64(table[slot, ENTRY_NODE])
-                if np.uint32(table[slot, ENTRY_TAG]) == x and records[child, RECORD_PARENT] == node:
+            while found == 0:
+                child = np.int64(table[base + slot, ENTRY_NODE])
+                if child == 0:
+                    if old_mask == 0 or mask == old_mask:
+                        break
+                    mask, base = old_mask, old_base
+                    slot = np.int64(x) & mask
+                    continue
+                tag = np.uint32(table[base + slot, ENTRY_TAG])
+                if tag == x and records[child, RECORD_PARENT] == node:
                     if top_head < 0 or records[child, RECORD_HEAD] == top_head:
                         edge_at = np.int64(records[child, RECORD_START]) * page_size
                         limit = min(np.int64(records[child, RECORD_PAGES]), num_pages - pos)
@@ -291,7 +311,7 @@ def match_twin(
                         matched = np.int64(same // page_size)
                         if matched > 0:
                             found = child
-                slot = (slot + 1) & table_mask
+                slot = (slot + 1) & mask
             walks = found != 0
             if walks:
                 node = found
@@ -324,6 +344,9 @@ def match(
     num: int,
     page_size: int,
     table_mask: int,
+    table_base: int,
+    old_mask: int,
+    old_base: int,
     keep_pages: int,
     bigram: bool,
     aligned: bool,
@@ -346,7 +369,9 @@ def match(
         results: [8, num] int32, out, rows as in layout.MATCH_*.
         num: keys.
         page_size: tokens per page, >= 1.
-        table_mask: slots in use - 1, a power of two minus 1.
+        table_mask, table_base: slots of the table's level - 1, a power of two minus 1, and its first slot.
+        old_mask, old_base: the same of the older level, whose entries are moved one by one; mask 0: there is
+            none.
         keep_pages: pages of a window, 0 without SWA.
         bigram: whether unit i of a key covers tokens i and i + 1.
         aligned: whether all of `starts` are multiples of 4; then keys are loaded 16 bytes at a time.
@@ -378,7 +403,11 @@ def match(
     launch.check_page_size(page_size)
     check_tensor("hash_words", hash_words, ndim=1, dtype=torch.int64, device=device)
     launch.check_length("hash_words.shape[0]", hash_words.shape[0], HASH_TOKEN_KEYS + page_size)
-    launch.check_range("table_mask", table_mask, 0, table.shape[0] - 1)
+    for name, mask, base in (("table", table_mask, table_base), ("old", old_mask, old_base)):
+        launch.check_range(f"{name}_mask", mask, 0, table.shape[0] - 1)
+        # a level of one slot has a base all the same; without an older level its base says nothing
+        if name == "table" or mask > 0:
+            launch.check_range(f"{name}_base", base, 0, table.shape[0] - 1 - mask)
     if keep_pages < 0:
         raise InvalidInputError(f"keep_pages must be >= 0, got {keep_pages}")
     if num == 0:
@@ -396,6 +425,9 @@ def match(
             results,
             int(num),
             int(table_mask),
+            int(table_base),
+            int(old_mask),
+            int(old_base),
             int(keep_pages),
             P=int(page_size),
             BIGRAM=int(bigram),
@@ -419,6 +451,9 @@ def match(
             num,
             page_size,
             table_mask,
+            table_base,
+            old_mask,
+            old_base,
             keep_pages,
             bool(bigram),
         )

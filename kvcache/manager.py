@@ -91,7 +91,7 @@ class KVCacheManager(CacheCore):
         On the host it is host work only. On the device (`on="device"`, for keys that are there already) it is
         one upload and at most two launches, the results stay there, and nothing waits; the first one copies
         the tree to the device, and from then on the tree keeps a log of what changes. Where that is too long,
-        or the host's child table grew, whole arrays are uploaded before.
+        whole arrays are uploaded before.
 
         Args:
             keys: The batch of keys; DeviceKeys on the device.

@@ -111,7 +111,7 @@ def _serve(cache: KVCacheManager, tokens: TokenArray) -> None:
 
 
 def _namespaces(cache: KVCacheManager, tokens: TokenArray) -> None:
-    """A namespace comes and goes with what is cached in it; the child table grows."""
+    """A namespace comes and goes with what is cached in it."""
     handle = cache.namespace("warm-up")
     length = _PROMPT_PAGES * cache.config.page_size
     keys = _keys(cache, tokens, length)
@@ -120,7 +120,6 @@ def _namespaces(cache: KVCacheManager, tokens: TokenArray) -> None:
     cache.advance(rows)
     cache.finish(rows, keys)
     cache.drop_namespace(handle)
-    cache.tree._room_for_nodes(len(cache.tree.table))
 
 
 def _match_on_device(cache: KVCacheManager, tokens: TokenArray) -> None:

@@ -36,7 +36,9 @@ i; of a bigram key it is token i + 1 (token i is unit i - 1's, or HEAD). Tokens 
 last word of a free run hold minus its record, so a freed neighbour is found without a table.
 
 Child table: `table[slot, (TAG, NODE)]`, int32, open addressing with linear probing and backward-shift
-deletion; a power of two of slots, at most half of them used. NODE = 0 means empty.
+deletion, on a level of a power of two of slots, at most half of them used. NODE = 0 means empty. Where half
+are used, a level of twice the size takes over, and what is filed from then on brings some entries along
+(children.py): look-ups go to both levels until the older one is empty. Two places hold the levels in turn.
 
 Locks: `locks[field, lock]`, int32: LOCK_NODE (0 = free), LOCK_END (pages), LOCK_SWA (first page whose SWA is
 locked; LOCK_END when the SWA part was released), LOCK_GEN.
@@ -101,7 +103,11 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_NUM_JOINED,  # records between the two; 0 = none
     M_SLAB_TOP,  # slots below it were used at least once
     M_SLAB_SIZE,  # slots
-    M_TABLE_MASK,  # slots of the child table - 1
+    M_TABLE_MASK,  # slots of the child table's level - 1
+    M_TABLE_BASE,  # its first slot
+    M_OLD_MASK,  # slots of the older level - 1; 0: nothing is left in it
+    M_OLD_BASE,  # its first slot, or the next level's
+    M_MOVED,  # slots at the front of the older level that are empty for good
     M_FULL_PAGES,  # pages that the tree owns
     M_SWA_PAGES,  # of them live
     M_FULL_LOCKED,  # pages of nodes with FULL_LOCKS > 0
@@ -110,11 +116,11 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_TOUCHES,  # matches whose recency waits for the next call that changes the tree
     M_LOG_ROOM,  # entries that the log of changes can hold, 0 = there is no log
     M_LOG_LEN,  # entries of the log
-    M_LOG_LOST,  # bits LOST_*: what the log does not tell (changes.py)
+    M_LOG_LOST,  # 1: the log was full, so it does not tell all
     M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
     M_LOG_AT,  # where the log begins
     M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
-) = range(24)
+) = range(28)
 NUM_RUN_CLASSES = 31
 (
     M_HASH_MULTIPLIER,  # odd, 64 bits; from here on: secrets of the page hash (hashing.py)
@@ -126,10 +132,48 @@ NUM_RUN_CLASSES = 31
 ) = range(M_RUN_HEAD + NUM_RUN_CLASSES, M_RUN_HEAD + NUM_RUN_CLASSES + 6)
 
 
+# words of the smallest memory page
+_MEMORY_PAGE = 1024
+# records and child-table slots whose memory is asked for beforehand; beyond them it comes piece by piece
+_FIRST_RECORDS = 1 << 16
+_FIRST_SLOTS = 1 << 20
+
+
+def commit(words: Int32Array) -> Int32Array:
+    """Touch zeroed memory [..., n], so that no call that uses it first has to wait for the system."""
+    words[..., ::_MEMORY_PAGE] = 0
+    words[..., -1] = 0
+    return words
+
+
 def node_arrays(num_records: int) -> Int32Array:
-    """Return zeroed node arrays for records 0 .. `num_records` - 1; untouched memory is not committed."""
+    """Return zeroed node arrays for records 0 .. `num_records` - 1."""
     # A stride of a multiple of 4 KiB would put all fields of a node into one cache set.
     columns = -(-num_records // 1024) * 1024 + 80
     nodes = np.zeros((NUM_FIELDS, columns), np.int32)
+    commit(nodes[:, :_FIRST_RECORDS])
     nodes[SWA_LOCKS, NO_NODE] = SPARE
     return nodes
+
+
+def token_slab(num_tokens: int) -> Int32Array:
+    """Return a zeroed slab; all its memory is the process's from here on."""
+    return commit(np.zeros(max(num_tokens, 1), np.int32))
+
+
+def child_table(num_slots: int, first_level: int, meta: Int64Array) -> Int32Array:
+    """Return an empty child table for as many nodes as there are slots in the slab, and set it up in `meta`.
+
+    The last level has at least twice as many slots; the place of the level before it is behind it.
+    """
+    last = 1 << (2 * num_slots - 1).bit_length()
+    first = min(first_level, last)
+    places = [0, last] if first < last else [0]
+    table = np.zeros((last + (last // 2 if first < last else 0), 2), np.int32)
+    for place in places:
+        commit(table[place : place + _FIRST_SLOTS].reshape(-1))
+    is_behind = (last // first).bit_length() % 2 == 0
+    meta[M_TABLE_MASK] = first - 1
+    meta[M_TABLE_BASE] = last if is_behind else 0
+    meta[M_OLD_BASE] = 0 if is_behind else last
+    return table

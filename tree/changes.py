@@ -1,7 +1,7 @@
 """Log of changes, for a copy of the tree elsewhere: which records, child-table slots and tokens are new.
 
 Off until a copy is made (`RadixTree.log_changes`). The log is the end of `meta`; when it is
-full, or the child table was rebuilt, it says so, and the copy is made anew.
+full, it says so, and the copy is made anew.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from kvcache.tree.arrays import (
 
 # an entry: what << 2 | kind; tokens: pages << 34 | first slot << 2 | kind
 NODE_CHANGED, SLOT_CHANGED, TOKENS_CHANGED = range(3)
-# bits of M_LOG_LOST
-LOST_ALL, LOST_TABLE = 1, 2
 
 
 @inlined
@@ -30,7 +28,7 @@ def _note(meta: Int64Array, entry: int) -> None:
         meta[meta[M_LOG_AT] + n] = entry
         meta[M_LOG_LEN] = n + 1
     else:
-        meta[M_LOG_LOST] |= LOST_ALL
+        meta[M_LOG_LOST] = 1
 
 
 @inlined
@@ -53,10 +51,3 @@ def note_tokens(meta: Int64Array, start: int, pages: int) -> None:
     """Note that the tokens of slab slots [start, start + pages) are new."""
     if meta[M_LOG_ROOM] > 0:
         _note(meta, (pages << 34) | (start << 2) | TOKENS_CHANGED)
-
-
-@inlined
-def note_table(meta: Int64Array) -> None:
-    """Note that the whole child table changed."""
-    if meta[M_LOG_ROOM] > 0:
-        meta[M_LOG_LOST] |= LOST_TABLE

@@ -116,17 +116,25 @@ def _check_slots(tree: RadixTree, nodes: np.ndarray, runs: np.ndarray) -> None:
 
 def _check_table(tree: RadixTree, nodes: np.ndarray) -> None:
     f, meta, table = tree.nodes, tree.meta, tree.table
-    mask = int(meta[a.M_TABLE_MASK])
-    _require(mask == table.shape[0] - 1, "T4 mask")
-    _require(int((table[:, a.NODE] != 0).sum()) == nodes.size, "T4 number of entries")
+    levels = [(int(meta[a.M_TABLE_BASE]), int(meta[a.M_TABLE_MASK]))]
+    if meta[a.M_OLD_MASK]:
+        levels.append((int(meta[a.M_OLD_BASE]), int(meta[a.M_OLD_MASK])))
+        gone = table[levels[1][0] : levels[1][0] + int(meta[a.M_MOVED]), a.NODE]
+        _require(not gone.any(), "T4 an entry was left behind")
+    used = sum(int((table[base : base + mask + 1, a.NODE] != 0).sum()) for base, mask in levels)
+    _require(used == int((table[:, a.NODE] != 0).sum()) == nodes.size, "T4 number of entries")
+    _require(2 * nodes.size <= levels[0][1] + 1, "T4 more than half full")
     for n in nodes.tolist():
         first = first_page_hash_of(f, meta, tree.tokens, n)
         _require(first == f[a.HASH, n], "T4 HASH", f"node {n}")
         tag = child_tag(f[a.PARENT, n], f[a.HASH, n])
-        i = int(tag) & 0xFFFFFFFF & mask
-        while table[i, a.NODE] not in (0, n):
-            i = (i + 1) & mask
-        _require(table[i, a.NODE] == n and table[i, a.TAG] == tag, "T4 node not found", f"node {n}")
+        found = []
+        for base, mask in levels:
+            i = int(tag) & 0xFFFFFFFF & mask
+            while table[base + i, a.NODE] not in (0, n):
+                i = (i + 1) & mask
+            found.append(table[base + i, a.NODE] == n and table[base + i, a.TAG] == tag)
+        _require(sum(found) == 1, "T4 node not found", f"node {n}")
 
 
 def linked_nodes(tree: RadixTree, previous: int, following: int) -> list[int]:

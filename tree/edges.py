@@ -19,7 +19,6 @@ from kvcache.tree.arrays import (
     M_NODES,
     M_SWA_LOCKED,
     M_SWA_PAGES,
-    M_TABLE_MASK,
     NODE,
     OUT,
     PAGES,
@@ -101,7 +100,6 @@ def split(
     nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, n: int, pages: int
 ) -> int:
     """Cut the first `pages` pages off `n` into a new node above it and return that; `n` keeps its end."""
-    mask = meta[M_TABLE_MASK]
     parent = nodes[PARENT, n]
     upper = new_node(nodes, meta, parent, nodes[START, n], pages, nodes[DEPTH, n], nodes[HEAD, n])
     nodes[CHILDREN, upper] = 1
@@ -111,7 +109,7 @@ def split(
     nodes[SWA_LOCKS, upper] = nodes[SWA_LOCKS, n]
     nodes[LIVE, upper] = nodes[LIVE, n]
     nodes[HASH, upper] = nodes[HASH, n]
-    i = slot_of_child(table, mask, child_tag(parent, nodes[HASH, n]), n)
+    i = slot_of_child(meta, table, child_tag(parent, nodes[HASH, n]), n)
     table[i, NODE] = upper
     note_slot(meta, i)
     note_node(nodes, meta, n)
@@ -160,10 +158,9 @@ def remove_tail(
         nodes[GEN, n] += 1
         note_node(nodes, meta, n)
     else:
-        mask = meta[M_TABLE_MASK]
         parent = nodes[PARENT, n]
         tag = child_tag(parent, nodes[HASH, n])
-        unfile_slot(meta, table, slot_of_child(table, mask, tag, n))
+        unfile_slot(meta, table, slot_of_child(meta, table, tag, n))
         nodes[CHILDREN, parent] -= 1
         nodes[CHILD, parent] ^= n
         unlink_full(nodes, n)

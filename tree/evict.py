@@ -119,12 +119,12 @@ def evict(
 
     Returns:
         (ranges, Full pages freed, SWA pages freed); (-1, 0, 0): `ranges` has no room for two ranges a node
-        and eight more, or the child table none for two more nodes, and nothing was done.
+        and eight more, and nothing was done.
     """
     num = 0
     full = np.int64(0)
     swa = np.int64(0)
-    if ranges.shape[0] < 2 * meta[M_NODES] + 8 or table.shape[0] < 2 * meta[M_NODES] + 4:
+    if ranges.shape[0] < 2 * meta[M_NODES] + 8:
         return -1, full, swa
     while full < full_pages:
         x = np.int64(nodes[FULL_PREV, NO_NODE])

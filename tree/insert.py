@@ -24,7 +24,6 @@ from kvcache.tree.arrays import (
     LOCK_SWA,
     M_BIGRAM,
     M_KEEP_PAGES,
-    M_NODES,
     M_PAGE_SIZE,
     PAGES,
     PARENT,
@@ -132,27 +131,13 @@ def insert_size(locks: Int32Array, requests: Int64Array) -> tuple[int, int]:
 
 @compiled
 def _has_room(
-    meta: Int64Array,
-    table: Int32Array,
     locks: Int32Array,
     requests: Int64Array,
     ranges: Int32Array,
     marks: Int64Array,
 ) -> bool:
     pages, widest = insert_size(locks, requests)
-    nodes = meta[M_NODES] + nodes_to_expect(pages, requests.shape[0])
-    return (
-        ranges.shape[0] >= 2 * pages + 4 * requests.shape[0]
-        and marks.shape[0] > widest
-        and table.shape[0] >= 2 * nodes
-        and table.shape[0] > meta[M_NODES] + pages + 8 * requests.shape[0]
-    )
-
-
-@compiled
-def nodes_to_expect(pages: int, requests: int) -> int:
-    """Return how many nodes an insert makes, generously; at P = 1 far fewer than the worst case."""
-    return min(pages, 4096) + 8 * requests
+    return ranges.shape[0] >= 2 * pages + 4 * requests.shape[0] and marks.shape[0] > widest
 
 
 @compiled
@@ -273,10 +258,10 @@ def insert(
         marks, kept: Scratch of `kept_windows`.
 
     Returns:
-        -1: `table`, `ranges` or the scratch is too small, and nothing was done. Else the number of ranges.
+        -1: `ranges` or the scratch is too small, and nothing was done. Else the number of ranges.
         In each batch: first STORE, DROP_* and FREE_*, then ADOPT, then BIND may run.
     """
-    if not _has_room(meta, table, locks, requests, ranges, marks):
+    if not _has_room(locks, requests, ranges, marks):
         return -1
     page_size = meta[M_PAGE_SIZE]
     keep_pages = meta[M_KEEP_PAGES]

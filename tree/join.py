@@ -28,7 +28,6 @@ from kvcache.tree.arrays import (
     M_JOINED_LAST,
     M_NODES,
     M_NUM_JOINED,
-    M_TABLE_MASK,
     NODE,
     OUT,
     PAGES,
@@ -65,12 +64,11 @@ def are_alike(nodes: Int32Array, upper: int, lower: int) -> bool:
 @compiled
 def join(nodes: Int32Array, meta: Int64Array, table: Int32Array, upper: int, lower: int) -> None:
     """Make one node of `upper` and its only child `lower`, which are alike; `lower` keeps its record."""
-    mask = meta[M_TABLE_MASK]
     parent = np.int64(nodes[PARENT, upper])
     unfile_slot(
-        meta, table, slot_of_child(table, mask, child_tag(upper, nodes[HASH, lower]), lower)
+        meta, table, slot_of_child(meta, table, child_tag(upper, nodes[HASH, lower]), lower)
     )
-    i = slot_of_child(table, mask, child_tag(parent, nodes[HASH, upper]), upper)
+    i = slot_of_child(meta, table, child_tag(parent, nodes[HASH, upper]), upper)
     table[i, NODE] = lower
     note_slot(meta, i)
     nodes[CHILD, parent] ^= upper ^ lower

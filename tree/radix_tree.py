@@ -8,11 +8,10 @@ from kvcache.errors import ReceiptError
 from kvcache.tree import arrays as a
 from kvcache.tree.admit import admit
 from kvcache.tree.arrays import Int32Array, Int64Array, TokenArray
-from kvcache.tree.children import refile_all
 from kvcache.tree.evict import evict
 from kvcache.tree.fits import how_many_fit
 from kvcache.tree.hashing import hash_words
-from kvcache.tree.insert import first_bad_key, insert, insert_size, nodes_to_expect
+from kvcache.tree.insert import first_bad_key, insert, insert_size
 from kvcache.tree.lock import first_bad_receipt, release_swa, unlock
 from kvcache.tree.match import (
     FULL_GEN,
@@ -31,7 +30,8 @@ from kvcache.tree.touch import NUM_NOTE, apply_touches, match_and_note, note_tou
 from kvcache.uncopied import Uncopied
 
 _NO_HINTS = np.zeros((NUM_RESULTS, 0), np.int32)
-_FIRST_TABLE = 1 << 10
+# slots of the child table's first level: 64 KiB
+FIRST_LEVEL = 1 << 13
 
 
 def _require_good(receipts: Int64Array, bad: int) -> None:
@@ -55,6 +55,7 @@ class RadixTree(Uncopied):
         max_locks: Locks at a time.
         max_roots: Namespaces at a time.
         hash_seed: Seed of the page hash, in [0, 2^64).
+        first_level: Slots that the child table begins with, a power of two, >= 4.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class RadixTree(Uncopied):
         max_locks: int,
         max_roots: int,
         hash_seed: int = 0,
+        first_level: int | None = None,
     ) -> None:
         self.max_roots = max_roots
         self.num_roots = 0
@@ -81,9 +83,9 @@ class RadixTree(Uncopied):
         self.meta[a.M_BIGRAM] = int(bigram)
         self.meta[a.M_BUMP] = 1
         self.meta[a.M_SLAB_SIZE] = num_slots
-        self.tokens: Int32Array = np.zeros(max(num_slots * page_size, 1), np.int32)
-        self.table: Int32Array = np.zeros((_FIRST_TABLE, 2), np.int32)
-        self.meta[a.M_TABLE_MASK] = _FIRST_TABLE - 1
+        self.tokens = a.token_slab(num_slots * page_size)
+        self.table = a.child_table(num_slots, first_level or FIRST_LEVEL, self.meta)
+        self._first_level = self.meta.item(a.M_TABLE_MASK) + 1
         self.locks: Int32Array = np.zeros((4, max_locks), np.int32)
         self.free_locks: Int32Array = np.arange(max_locks - 1, -1, -1, dtype=np.int32)
         self.meta[a.M_LOCKS_FREE] = max_locks
@@ -122,12 +124,14 @@ class RadixTree(Uncopied):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in use: records and slots ever used, child table, locks and scratch."""
+        """Bytes in use: records, slots and levels of the child table ever used, locks and scratch."""
+        level = self.meta.item(a.M_TABLE_MASK) + 1
+        table = 8 * (level if level == self._first_level else level + level // 2)
         records = int(self.meta[a.M_BUMP]) * a.NUM_FIELDS * 4
         tokens = int(self.meta[a.M_SLAB_TOP] * self.meta[a.M_PAGE_SIZE]) * 4
-        rest = (self.meta, self.table, self.locks, self.free_locks, self.notes)
+        rest = (self.meta, self.locks, self.free_locks, self.notes)
         scratch = (self._ranges, self._marks, self._kept, self._marked)
-        return records + tokens + sum(x.nbytes for x in rest + scratch)
+        return records + tokens + table + sum(x.nbytes for x in rest + scratch)
 
     @property
     def hash_words(self) -> Int64Array:
@@ -141,16 +145,6 @@ class RadixTree(Uncopied):
         meta[:size] = self.meta[:size]
         meta[a.M_LOG_ROOM] = room
         self.meta = meta
-
-    def _room_for_nodes(self, more: int) -> None:
-        """Keep the child table at most half full with `more` nodes added."""
-        slots = len(self.table)
-        need = 2 * (self.num_nodes + more)
-        if slots < need:
-            while slots < need:
-                slots *= 2
-            self.table = np.zeros((slots, 2), np.int32)
-            refile_all(self.nodes, self.meta, self.table)
 
     def _room_for_ranges(self, num: int) -> Int32Array:
         if len(self._ranges) < num:
@@ -261,7 +255,6 @@ class RadixTree(Uncopied):
         """Work off the recency of earlier matches; every call that changes the tree begins with it."""
         waiting = self.meta.item(a.M_TOUCHES)
         if waiting:
-            self._room_for_nodes(3 * waiting)
             apply_touches(self.nodes, self.meta, self.table, self.tokens, self.notes)
 
     # -- locks ---------------------------------------------------------------------------------------------
@@ -285,7 +278,6 @@ class RadixTree(Uncopied):
             (receipts, BIND ranges for the pages of the prefixes).
         """
         num = index.shape[0]
-        self._room_for_nodes(3 * self.meta.item(a.M_TOUCHES) + 2 * num)
         receipts = np.empty(num, np.int64)
         num = self._admit(results, index, receipts)
         if num < 0:
@@ -378,9 +370,6 @@ class RadixTree(Uncopied):
         pages, widest = insert_size(self.locks, requests)
         num = requests.shape[0]
         self._room_for_ranges(2 * pages + 4 * num)
-        self._room_for_nodes(nodes_to_expect(pages, num))
-        if self.table.shape[0] <= self.num_nodes + pages + 8 * num:
-            self._room_for_nodes(pages + 8 * num)
         if self._marks.shape[0] <= widest:
             self._marks = np.zeros(2 * widest + 2, np.int64)
             self._kept = np.zeros((self._marks.shape[0], 2), np.int64)
@@ -390,7 +379,6 @@ class RadixTree(Uncopied):
         self._settle()
         num, full, swa = self._evict(full_pages, swa_pages)
         if num < 0:
-            self._room_for_nodes(2)
             self._room_for_ranges(2 * self.num_nodes + 8)
             num, full, swa = self._evict(full_pages, swa_pages)
         return self._ranges[:num], full, swa

@@ -25,8 +25,10 @@ from kvcache.tree.arrays import (
     M_LOCKS_FREE,
     M_LOG_LOST,
     M_LOG_ROOM,
+    M_MOVED,
     M_NODES,
     M_NUM_JOINED,
+    M_OLD_MASK,
     M_RUN_CLASSES,
     M_RUN_HEAD,
     M_SLAB_TOP,
@@ -98,6 +100,8 @@ def reset(nodes: Int32Array, meta: Int64Array, locks: Int32Array, free_locks: In
         nodes[list_end, NO_NODE] = NO_NODE
     for count in (M_NODES, M_FULL_PAGES, M_SWA_PAGES, M_FULL_LOCKED, M_SWA_LOCKED, M_TOUCHES):
         meta[count] = 0
+    meta[M_OLD_MASK] = 0
+    meta[M_MOVED] = 0
     meta[M_SLAB_TOP] = 0
     meta[M_RUN_CLASSES] = 0
     for c in range(NUM_RUN_CLASSES):

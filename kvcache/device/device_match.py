@@ -168,6 +168,7 @@ class DeviceMatcher(Uncopied):
             return found
         placed = mirror.update(keys.starts, keys.lens, handles & 0xFFFFFFFF)
         plane.launches += 1
+        levels = mirror.levels
         if plane.host is not None:
             match_twin(
                 keys.tokens.numpy(),
@@ -181,7 +182,7 @@ class DeviceMatcher(Uncopied):
                 results.numpy(),
                 num,
                 config.page_size,
-                mirror.table_mask,
+                *levels,
                 config.keep_pages,
                 config.bigram,
             )
@@ -198,7 +199,10 @@ class DeviceMatcher(Uncopied):
                 results,
                 num=num,
                 page_size=config.page_size,
-                table_mask=mirror.table_mask,
+                table_mask=levels[0],
+                table_base=levels[1],
+                old_mask=levels[2],
+                old_base=levels[3],
                 keep_pages=config.keep_pages,
                 bigram=config.bigram,
                 aligned=not (keys.starts % ALIGN).any(),

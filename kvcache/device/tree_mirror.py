@@ -17,12 +17,7 @@ from kvcache.kernels.layout import ENTRY_FIELDS, RECORD_FIELDS
 from kvcache.kernels.update_mirror import update_mirror, update_mirror_twin
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.tree import arrays as a
-from kvcache.tree.changes import (
-    LOST_ALL,
-    LOST_TABLE,
-    NODE_CHANGED,
-    SLOT_CHANGED,
-)
+from kvcache.tree.changes import NODE_CHANGED, SLOT_CHANGED
 from kvcache.tree.radix_tree import RadixTree
 from kvcache.tree.tokens import copy_tokens
 from kvcache.uncopied import Uncopied
@@ -151,7 +146,7 @@ class TreeMirror(Uncopied):
 
     Attributes:
         records: [num_records, 8] int32, fields as in kernels/layout.py.
-        table: [slots, 2] int32, the child table, at least as large as the host's.
+        table: [slots, 2] int32, the child table.
         tokens: [slab_slots * page_size] int32.
         hash_words: [5 + page_size] int64, secrets of the page hash.
     """
@@ -160,17 +155,15 @@ class TreeMirror(Uncopied):
         self._tree = tree
         self._plane = plane
         self.records = self._zeros(tree.nodes.shape[1], RECORD_FIELDS)
-        # the host's table is at most half full and grows in powers of two: it will hardly outgrow this
-        slots = max(tree.table.shape[0], 1 << (4 * plane.config.full_pages - 1).bit_length())
-        self.table = self._zeros(slots, ENTRY_FIELDS)
-        self._seen_slots: Bytes = np.zeros(slots, np.uint8)
+        self.table = self._zeros(*tree.table.shape)
+        self._seen_slots: Bytes = np.zeros(len(tree.table), np.uint8)
         self._seen_pages: Bytes = np.zeros(plane.config.full_pages, np.uint8)
         self.tokens = self._zeros(tree.tokens.shape[0])
         words = tree.hash_words
         self.hash_words = self._zeros(2 * words.size).view(torch.int64)
         self._upload_array(self.hash_words.view(torch.int32), words.view(np.int32))
         tree.log_changes(_LOG_ROOM)
-        tree.meta[a.M_LOG_LOST] = LOST_ALL
+        tree.meta[a.M_LOG_LOST] = 1
         self._host: dict[str, Any] | None = None
         if plane.host is not None:
             self._host = {n: getattr(self, n).numpy() for n in ("records", "table", "tokens")}
@@ -185,9 +178,12 @@ class TreeMirror(Uncopied):
         return sum(x.numel() * x.element_size() for x in held)
 
     @property
-    def table_mask(self) -> int:
-        """Slots of the child table in use - 1."""
-        return int(self._tree.meta[a.M_TABLE_MASK])
+    def levels(self) -> tuple[int, int, int, int]:
+        """Where the child table has entries: mask and first slot of its level, then of the older one."""
+        meta = self._tree.meta
+        places = (a.M_TABLE_MASK, a.M_TABLE_BASE, a.M_OLD_MASK, a.M_OLD_BASE)
+        mask, base, old_mask, old_base = (meta.item(place) for place in places)
+        return mask, base, old_mask, old_base
 
     # -- everything anew -------------------------------------------------------------------------------------
 
@@ -204,22 +200,12 @@ class TreeMirror(Uncopied):
         target.view(-1)[:words].copy_(host, non_blocking=True)
         self._plane.staging.count(words)
 
-    def _upload_table(self) -> None:
-        tree = self._tree
-        slots = tree.table.shape[0]
-        if slots > self.table.shape[0]:
-            self.table = self._zeros(slots, ENTRY_FIELDS)
-            self._seen_slots = np.zeros(slots, np.uint8)
-            if self._host is not None:
-                self._host["table"] = self.table.numpy()
-        self._upload_array(self.table, tree.table)
-
     def _upload_all(self) -> None:
         tree = self._tree
         rows = np.empty((int(tree.meta[a.M_BUMP]), RECORD_FIELDS), np.int32)
         write_records(tree.nodes, tree.meta, rows)
         self._upload_array(self.records, rows)
-        self._upload_table()
+        self._upload_array(self.table, tree.table)
         used = int(tree.meta[a.M_SLAB_TOP] * tree.meta[a.M_PAGE_SIZE])
         if used:
             self._upload_array(self.tokens, tree.tokens[:used])
@@ -231,19 +217,15 @@ class TreeMirror(Uncopied):
     def update(self, starts: Int64Array, lens: Int32Array, roots: Int64Array) -> PlacedKeys:
         """Bring the copy up to date and place the keys of a match; one upload, and one launch if need be.
 
-        Where more changed than the log holds, or the host's child table grew, whole arrays are uploaded.
+        Where more changed than the log holds, whole arrays are uploaded.
         """
         tree, page_size = self._tree, self._plane.config.page_size
         num_nodes, num_slots, num_pages = (int(x) for x in count_changes(tree.meta))
         words = num_nodes * (1 + RECORD_FIELDS) + num_slots * (1 + ENTRY_FIELDS)
         words += num_pages * (1 + page_size)
-        lost = int(tree.meta[a.M_LOG_LOST])
-        if lost & LOST_ALL or words > _MOST_WORDS:
+        if tree.meta[a.M_LOG_LOST] or words > _MOST_WORDS:
             self._upload_all()
             num_nodes = num_slots = num_pages = 0
-        elif lost & LOST_TABLE:
-            self._upload_table()
-            tree.meta[a.M_LOG_LOST] = 0
         staging = self._plane.staging
         staging.begin()
         shapes = (

@@ -43,6 +43,8 @@ def grown_tree(size: Size) -> tuple[State, Ints]:
         num_slots=shared + size.batch * own,
         max_locks=4,
         max_roots=1,
+        # so large that nothing ever moves to another level
+        first_level=1 << (8 * size.batch).bit_length(),
     )
     handle = tree.new_root()
     for key in keys:
@@ -50,17 +52,18 @@ def grown_tree(size: Size) -> tuple[State, Ints]:
     records = np.zeros((int(tree.meta[a.M_BUMP]), RECORD_FIELDS), np.int32)
     write_records(tree.nodes, tree.meta, records)
     device = size.device
+    mask, base = (int(tree.meta[place]) for place in (a.M_TABLE_MASK, a.M_TABLE_BASE))
     state: State = {
         "keys": int32(keys.reshape(-1), device),
         "starts": on_device(np.arange(size.batch, dtype=np.int64) * length, device),
         "lens": int32(np.full(size.batch, length), device),
         "roots": int32(np.full(size.batch, handle & _LOW_WORD), device),
         "records": int32(records, device),
-        "table": int32(tree.table, device),
+        "table": int32(tree.table[base : base + mask + 1], device),
         "tokens": int32(tree.tokens, device),
         "hash_words": on_device(tree.hash_words.copy(), device),
         "results": torch.full((MATCH_FIELDS, size.batch), -7, dtype=torch.int32, device=device),
-        "table_mask": int(tree.meta[a.M_TABLE_MASK]),
+        "table_mask": mask,
         "keep_pages": -(-WINDOW // size.page_size),
         "page_size": size.page_size,
         "tree": tree,

@@ -211,22 +211,25 @@ def test_more_words_than_an_upload_takes(monkeypatch: pytest.MonkeyPatch) -> Non
     test_same_results_as_on_the_host({}, 4)
 
 
-def test_a_child_table_that_grows() -> None:
+def test_a_child_table_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcache.tree.radix_tree.FIRST_LEVEL", 16)
     cache = cache_of(page_size=1, window=None, full_pages=3000, swa_pages=0)
     rng = np.random.default_rng(0)
-    slots = set()
-    for _ in range(14):
-        for _ in range(60):
+    levels = set()
+    for _ in range(80):
+        for _ in range(8):
             serve(cache, rng.integers(0, 30, 8).astype(np.int32))
         keys = KeyBatch(rng.integers(0, 30, 80).astype(np.int32), np.arange(8) * 10, [10] * 8)
+        before = cache.stats().uploads
         got = cache.match(on_device(keys), on="device", touch=False)
+        assert cache.stats().uploads - before == 1 or not levels  # the first one copies all
         want = cache.match(keys, touch=False)
         np.testing.assert_array_equal(got.results.numpy(), want.results)
-        table = cache.tree.table
         assert cache._matcher is not None
-        np.testing.assert_array_equal(cache._matcher.mirror.table[: len(table)].numpy(), table)
-        slots.add(len(table))
-    assert len(slots) > 1
+        np.testing.assert_array_equal(cache._matcher.mirror.table.numpy(), cache.tree.table)
+        levels.add(cache._matcher.mirror.levels)
+    assert len({mask for mask, *_ in levels}) >= 4
+    assert len({old for _, _, old, _ in levels}) >= 4
 
 
 def test_costs_one_upload_and_two_launches_at_most() -> None:

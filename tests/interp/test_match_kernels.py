@@ -62,6 +62,22 @@ def test_match_small_blocks(page_size: int, keep_pages: int, bigram: bool) -> No
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_match_while_the_table_grows() -> None:
+    """Entries on two levels: those that were not moved yet are found, and misses end on the older level."""
+    growing = 0
+    for seed in range(12):
+        case, grown = match_case(
+            seed, num=5, page_size=4, inserts=4 + 3 * seed, num_slots=200, first_level=4
+        )
+        mask, base = case.scalars["old_mask"], case.scalars["old_base"]
+        table = case.arrays["table"]
+        assert table is not None
+        growing += mask > 0 and bool(table[base : base + mask + 1, 1].any())
+        assert_same(run(case), expected_match(case, grown))
+    assert growing >= 4
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_match_in_a_crowded_table() -> None:
     """A table in which every slot is probed: the compare decides, not the tag's place."""
     case, grown = match_case(4, num=6, page_size=4, inserts=25, num_slots=200)
@@ -79,7 +95,7 @@ def test_match_in_a_crowded_table() -> None:
         crowded[slot] = tag, node
     want = expected_match(case, grown)["results"]
     case.arrays["table"] = crowded
-    case.scalars["table_mask"] = size - 1
+    case.scalars.update(table_mask=size - 1, table_base=0, old_mask=0)
     np.testing.assert_array_equal(run(case)["results"], want)
 
 
@@ -117,7 +133,7 @@ def test_match_of_equal_tags(bigram: bool) -> None:
             planted[slot] = tag, other
     assert num_strangers > 10
     case.arrays["table"] = planted
-    case.scalars["table_mask"] = size - 1
+    case.scalars.update(table_mask=size - 1, table_base=0, old_mask=0)
     np.testing.assert_array_equal(run(case)["results"], want)
 
 

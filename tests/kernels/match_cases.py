@@ -29,6 +29,7 @@ class RandomTree:
         inserts: int = 25,
         key_pages: int = 12,
         vocabulary: int = 2,
+        first_level: int | None = None,
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.page_size, self.bigram, self.vocabulary = page_size, bigram, vocabulary
@@ -40,6 +41,7 @@ class RandomTree:
             num_slots=num_slots,
             max_locks=4,
             max_roots=3,
+            first_level=first_level,
         )
         self.roots = [self.tree.new_root() for _ in range(2)]
         self.keys = [np.zeros(0, np.int32)]
@@ -83,6 +85,12 @@ class RandomTree:
         tree.insert(key, requests, np.zeros(0, np.int64), 0)
         tree.unlock(receipts)
         self.keys.append(key)
+
+    def levels(self) -> dict[str, int]:
+        """Where its child table has entries."""
+        names = {"table_mask": a.M_TABLE_MASK, "table_base": a.M_TABLE_BASE}
+        names |= {"old_mask": a.M_OLD_MASK, "old_base": a.M_OLD_BASE}
+        return {name: int(self.tree.meta[place]) for name, place in names.items()}
 
     def copy(self) -> dict[str, Array]:
         """What the device has of the tree."""
@@ -144,7 +152,7 @@ def match_case(
     scalars = {
         "num": num,
         "page_size": page_size,
-        "table_mask": int(grown.tree.meta[a.M_TABLE_MASK]),
+        **grown.levels(),
         "keep_pages": keep_pages,
         "bigram": bigram,
         "aligned": aligned,

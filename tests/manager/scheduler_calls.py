@@ -111,9 +111,6 @@ def _match_on_device(scene: Scene) -> Thunk:
 
 
 def _match_on_device_changed(scene: Scene) -> Thunk:
-    for family in range(2):  # the child table does not grow later: that is a copy of all of it
-        scene.cached(scene.keys(family=family, common=0))
-    scene.manager.flush()
     keys = _on_device(scene, scene.keys())
     scene.cached(scene.keys())
     return lambda: scene.manager.match(keys, on="device")

@@ -440,10 +440,10 @@ MUTANTS = [
         f"{_KEYS} -k dropped_namespace",
     ),
     Mutant(
-        "a grown child table is copied in part",
-        "kvcache/device/tree_mirror.py",
-        "        elif lost & LOST_TABLE:\n",
-        "        elif lost < 0:\n",
+        "what was not moved yet is not found in a child table that grows",
+        "tree/children.py",
+        "            if old == 0 or mask == old:\n",
+        "            if old >= 0:\n",
         "tests/device/test_device_match.py -k table_that_grows",
     ),
     # what fits

@@ -14,6 +14,7 @@ import pytest
 
 from kvcache import CacheConfig, KeyBatch, KVCacheManager
 from kvcache.tree import arrays as a
+from kvcache.tree.radix_tree import FIRST_LEVEL
 
 PEERS = Path(__file__).parents[2] / "perf" / "peers"
 MODULES = (
@@ -295,8 +296,10 @@ def test_host_bytes_are_what_the_arrays_hold(page_size: int, most: float) -> Non
     records = int(tree.meta[a.M_BUMP])
     arrays = [x for x in vars(tree).values() if isinstance(x, np.ndarray)]
     whole = sum(x.nbytes for x in arrays)
-    untouched = tree.nodes.nbytes + tree.tokens.nbytes
-    in_use = whole - untouched + records * a.NUM_FIELDS * 4 + cached * 4
+    level = int(tree.meta[a.M_TABLE_MASK]) + 1
+    assert level == FIRST_LEVEL  # else the level before it counts as well
+    untouched = tree.nodes.nbytes + tree.tokens.nbytes + tree.table.nbytes
+    in_use = whole - untouched + records * a.NUM_FIELDS * 4 + cached * 4 + level * 8
     assert stats.host_bytes == in_use
     assert not tree.nodes[:, records:].any()  # what is not counted was never written
     assert not tree.tokens[cached:].any()
