@@ -50,7 +50,7 @@ from kvcache.tree.arrays import (
     Int32Array,
     Int64Array,
 )
-from kvcache.tree.changes import LOST_ALL, note_node
+from kvcache.tree.changes import note_node
 from kvcache.tree.evict import cut
 from kvcache.tree.slab import new_record, spare_record
 
@@ -114,7 +114,7 @@ def reset(nodes: Int32Array, meta: Int64Array, locks: Int32Array, free_locks: In
         free_locks[k] = num_locks - 1 - k
     meta[M_LOCKS_FREE] = num_locks
     if meta[M_LOG_ROOM] > 0:
-        meta[M_LOG_LOST] |= LOST_ALL
+        meta[M_LOG_LOST] = 1
 
 
 @compiled
