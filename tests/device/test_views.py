@@ -226,7 +226,9 @@ def test_slots_of_either_width_and_beyond_the_buffer() -> None:
 
 def test_refuses_bad_rows_and_lengths() -> None:
     cache, rows = running()
-    with pytest.raises(ReceiptError, match=r"rows\[0\] must be the handle of a running request, got 9"):
+    with pytest.raises(
+        ReceiptError, match=r"rows\[0\] must be the handle of a running request, got 9"
+    ):
         cache.swa_indices([9])
     with pytest.raises(InvalidInputError, match=r"rows\[1\] must be named once"):
         cache.swa_indices([rows[0], rows[0]])

@@ -64,7 +64,14 @@ def test_the_frontier_never_reaches_into_the_window_it_must_keep(bigram: bool) -
         (4, 6, 27, False, 16, 24),
         (4, 7, 32, True, 20, 28),
         (4, 8, 33, False, 24, 32),
-        (4, 8, 32, False, 20, 32),  # the windows before 28, where the key comes again, and before 32
+        (
+            4,
+            8,
+            32,
+            False,
+            20,
+            32,
+        ),  # the windows before 28, where the key comes again, and before 32
     ],
 )
 def test_a_whole_window_is_live_after_an_insert(
