@@ -104,12 +104,12 @@ def test_a_cache_on_an_accelerator_matches_there_and_never_waits() -> None:
             if index.size:
                 rows = cache.admit(found, index)
                 by_plan = cache.match(keys, handles, touch=False)
-                pages = [r.tolist() for r in cache.pools.page_table[rows.tolist()]]
+                pages = [r.tolist() for r in cache.pools.page_table[cache.index(rows).tolist()]]
                 cache.abort(rows)
                 rows = cache.admit(by_plan, index)
-                for row, mine in zip(rows, pages, strict=True):
-                    n = int(cache.rows.computed_len[cache.index([row])[0]]) // 4
-                    assert cache.pools.page_table[int(row)].tolist()[:n] == mine[:n]
+                for row, mine in zip(cache.index(rows).tolist(), pages, strict=True):
+                    n = int(cache.rows.computed_len[row]) // 4
+                    assert cache.pools.page_table[row].tolist()[:n] == mine[:n]
                     bound += n
                 cache.check()
                 cache.abort(rows)

@@ -1,7 +1,8 @@
 """The published traces, whole: reuse to the token.
 
 The figures come from a replay of the block ids alone, by other code than ours (traces/README.md):
-an infinite cache, one request at a time, a window of one block.
+an infinite cache, one request at a time, a window of one block, kept before the end of a prompt or chunk and
+before the end that it has without its last token.
 """
 
 from __future__ import annotations
