@@ -24,12 +24,13 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | CHANGED    | 1: the log of changes has the record (changes.py) | 0 everywhere while there is no log    |
 | SPACE_PREV | previous node of the namespace, or its root      | a ring through the root; a node comes  |
 | SPACE_NEXT | next node of the namespace, or its root          | after its ancestors                    |
+| BIRTH      | counts up when the record is taken               | stays when a node loses its end        |
 
 A spare record has SWA_LOCKS = SPARE. A run of free slots uses a record too (SWA_LOCKS = RUN): START and
 PAGES are the run, FULL_PREV and FULL_NEXT link runs of one size class. Nodes and runs cover disjoint slots,
 so `slots + roots` records always suffice. A record whose node was joined with the one below has SWA_LOCKS =
-JOINED until it is used again: CHILD is the node that has its pages now and HASH that node's GEN, so (node,
-GEN) of before still finds them (join.py); PARENT is the next such record.
+JOINED until it is used again: CHILD is the node that has its pages now and HASH that node's BIRTH, DEPTH and
+PAGES stay, so (node, GEN) of before still finds them (join.py); PARENT is the next such record.
 
 Token slab: `tokens`, int32 `[slots * P]`. Slot s holds P units from s * P on: unit i of a plain key is token
 i; of a bigram key it is token i + 1 (token i is unit i - 1's, or HEAD). Tokens are >= 0. The first and the
@@ -82,8 +83,9 @@ JOINED = -3
     CHANGED,
     SPACE_PREV,
     SPACE_NEXT,
-) = range(19)
-NUM_FIELDS = 19
+    BIRTH,
+) = range(20)
+NUM_FIELDS = 20
 
 TAG, NODE = 0, 1
 

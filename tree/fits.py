@@ -37,7 +37,7 @@ Bytes = npt.NDArray[np.uint8]
 @compiled
 def _end_node(nodes: Int32Array, results: Int32Array, b: int, end: int) -> int:
     """Return the node that holds the last reusable page of request `b`, split or joined since or not."""
-    x = np.int64(standing(nodes, results[REUSE_NODE, b], results[REUSE_GEN, b]))
+    x = np.int64(standing(nodes, results[REUSE_NODE, b], results[REUSE_GEN, b], end))
     while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= end:
         x = np.int64(nodes[PARENT, x])
     return x

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
+    BIRTH,
     CHILD,
     CHILDREN,
     DEPTH,
@@ -87,7 +88,7 @@ def join(nodes: Int32Array, meta: Int64Array, table: Int32Array, upper: int, low
     nodes[SWA_LOCKS, upper] = JOINED
     nodes[GEN, upper] += 1
     nodes[CHILD, upper] = lower
-    nodes[HASH, upper] = nodes[GEN, lower]
+    nodes[HASH, upper] = nodes[BIRTH, lower]
     nodes[PARENT, upper] = 0
     if meta[M_NUM_JOINED] == 0:
         meta[M_JOINED] = upper
@@ -97,14 +98,28 @@ def join(nodes: Int32Array, meta: Int64Array, table: Int32Array, upper: int, low
     meta[M_NUM_JOINED] += 1
 
 
-@inlined
-def standing(nodes: Int32Array, n: int, gen: int) -> int:
-    """Return the node that holds the end of what (`n`, `gen`) named; 0: it is gone."""
+@compiled
+def _owner(nodes: Int32Array, n: int, end: int) -> int:
+    """Return the node that has the pages of the joined record `n` up to page `end`; 0: one of them is gone.
+
+    A node's end only ever moves back, and a joined record keeps the end that it had: where no record on the
+    way ends before `end`, the pages below it are those that were named.
+    """
     x = np.int64(n)
-    g = np.int64(gen)
-    while nodes[GEN, x] != g:
-        if nodes[SWA_LOCKS, x] != JOINED or nodes[GEN, x] != g + 1:
-            return np.int64(0)
-        g = np.int64(nodes[HASH, x])
+    while nodes[SWA_LOCKS, x] == JOINED:
+        birth = nodes[HASH, x]
         x = np.int64(nodes[CHILD, x])
-    return x
+        if nodes[BIRTH, x] != birth or nodes[DEPTH, x] + nodes[PAGES, x] < end:
+            return np.int64(0)
+    return x if nodes[SWA_LOCKS, x] >= 0 else np.int64(0)
+
+
+@inlined
+def standing(nodes: Int32Array, n: int, gen: int, end: int) -> int:
+    """Return the node that has page `end` - 1 of the prefix that (`n`, `gen`) named; 0: it is gone."""
+    x = np.int64(n)
+    if nodes[GEN, x] == gen:
+        return x
+    if nodes[SWA_LOCKS, x] == JOINED and nodes[GEN, x] == gen + 1:
+        return _owner(nodes, x, end)
+    return np.int64(0)

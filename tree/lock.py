@@ -161,8 +161,8 @@ def lock_matched(
     page_size = meta[M_PAGE_SIZE]
     for i in range(index.shape[0]):
         # a node may have been joined with the one below since the match
-        anchor = standing(nodes, results[REUSE_NODE, index[i]], results[REUSE_GEN, index[i]])
         end = np.int64(results[REUSE, index[i]]) // page_size
+        anchor = standing(nodes, results[REUSE_NODE, index[i]], results[REUSE_GEN, index[i]], end)
         n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
         lock_full(nodes, meta, n, 0)
         first = lock_swa(nodes, meta, table, slab, n, end, 0)

@@ -147,9 +147,9 @@ def match(
         run = np.int64(1) << 40
         climb = False
         if hinted:
-            hint = standing(nodes, hints[FULL_NODE, b], hints[FULL_GEN, b])
+            known = np.int64(hints[FULL_HIT, b]) // page_size
+            hint = standing(nodes, hints[FULL_NODE, b], hints[FULL_GEN, b], known)
             if hint != 0:
-                known = np.int64(hints[FULL_HIT, b]) // page_size
                 node, pos, go = _resume(nodes, meta, slab, keys, at, pages, hint, known)
                 climb = True
             else:
@@ -179,10 +179,11 @@ def match(
 
 
 @compiled
-def stand(nodes: Int32Array, results: Int32Array) -> None:
+def stand(nodes: Int32Array, meta: Int64Array, results: Int32Array) -> None:
     """Make FULL_NODE what it is now; a request whose full hit has lost a page hits nothing any more."""
     for b in range(results.shape[1]):
-        n = standing(nodes, results[FULL_NODE, b], results[FULL_GEN, b])
+        end = np.int64(results[FULL_HIT, b]) // meta[M_PAGE_SIZE]
+        n = standing(nodes, results[FULL_NODE, b], results[FULL_GEN, b], end)
         if n == 0:
             results[:, b] = 0
         else:
@@ -201,10 +202,10 @@ def still_holds(
     keep = meta[M_KEEP_PAGES]
     for i in range(index.shape[0]):
         b = index[i]
-        n = standing(nodes, results[REUSE_NODE, b], results[REUSE_GEN, b])
+        end = np.int64(results[REUSE, b]) // page_size
+        n = standing(nodes, results[REUSE_NODE, b], results[REUSE_GEN, b], end)
         if n == 0 or not is_root(nodes, handles[b]):
             return b
-        end = np.int64(results[REUSE, b]) // page_size
         if end > 0 and reusable(nodes, keep, n, end)[0] != end:
             return b
     return -1

@@ -220,7 +220,7 @@ class RadixTree(Uncopied):
     def touch_matched(self, results: Int32Array) -> None:
         """Touch what an earlier match found, as far as it still stands; as of the next change of the tree."""
         noted = results.copy()
-        stand(self.nodes, noted)
+        stand(self.nodes, self.meta, noted)
         self._room_for_notes(results.shape[1])
         note_touches(self.meta, noted, self.notes)
 

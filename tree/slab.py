@@ -10,6 +10,7 @@ import numpy as np
 
 from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
+    BIRTH,
     FULL_NEXT,
     FULL_PREV,
     GEN,
@@ -51,6 +52,7 @@ def new_record(nodes: Int32Array, meta: Int64Array) -> int:
     else:
         n = meta[M_BUMP]
         meta[M_BUMP] = n + 1
+    nodes[BIRTH, n] += 1
     return n
 
 

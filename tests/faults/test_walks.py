@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from by_hand import ByHand, run_of
 
-from kvcache import CacheConfig, InvalidInputError, KeyBatch, KVCacheManager
+from kvcache import CacheConfig, InvalidInputError, KeyBatch, KVCacheManager, StaleMatchError
 from kvcache.tree import arrays as a
 from kvcache.tree.join import are_alike
 from kvcache.tree.windows import kept_windows
@@ -100,6 +101,47 @@ def test_nodes_of_different_swa_recency_stay_apart() -> None:
     for text in (key, other):
         assert cache.match(text) == (8, 8, None)
     assert cache.match(other[:4]) == (4, 4, None)
+
+
+def joined() -> tuple[ByHand, list[int], Any, int]:
+    """A match of the first 20 tokens of a row, whose node was then joined with that of the next 20."""
+    cache = ByHand(4, None, max_rows=2)
+    key = run_of(1, 40)
+    row = cache.start(key)
+    cache.compute(row, 20)
+    cache.commit(row, key)
+    found = cache.m.match(KeyBatch.pack([key[:20]]))
+    cache.compute(row, 40)
+    cache.finish(row, key)
+    assert cache.m.stats().nodes == 1
+    return cache, key, found, row
+
+
+def test_a_match_holds_when_the_joined_node_lost_pages_behind_it() -> None:
+    cache, key, found, _ = joined()
+    cache.evict(full=3)
+    (row,) = cache.m.admit(found).tolist()
+    cache.m.check()
+    assert cache.m.rows.owned_len[cache.index(row)] == 20
+    cache.finish(row, key[:20])
+    cache.drain()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_match_is_stale_when_the_joined_node_lost_one_of_its_pages(again: bool) -> None:
+    """Also where other pages have come in their place, and were joined in their turn."""
+    cache, key, found, _ = joined()
+    cache.evict(full=6)  # 16 tokens are left
+    if again:
+        other = key[:16] + run_of(2, 24)
+        row = cache.start(other)
+        cache.compute(row, 40)
+        cache.finish(row, other)
+        assert cache.m.stats().nodes == 1
+    with pytest.raises(StaleMatchError):
+        cache.m.admit(found)
+    assert cache.m.match(KeyBatch.pack([key]), previous=found).full_hit_len.tolist() == [16]
+    cache.drain()
 
 
 @pytest.mark.parametrize("seed", range(6))
