@@ -144,6 +144,16 @@ def test_a_match_is_stale_when_the_joined_node_lost_one_of_its_pages(again: bool
     cache.drain()
 
 
+def test_a_match_is_stale_when_the_record_of_the_new_owner_was_taken_again() -> None:
+    cache, key, found, _ = joined()
+    cache.m.flush()
+    cache.put(run_of(3, 40))  # in the records that came free
+    with pytest.raises(StaleMatchError):
+        cache.m.admit(found)
+    assert cache.m.match(KeyBatch.pack([key]), previous=found).full_hit_len.tolist() == [0]
+    cache.drain()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_lives_leave_nothing_that_an_unlock_could_have_joined(seed: int) -> None:
     """Prefixes that are locked and unlocked as a whole are one edge for each fork and each liveness."""

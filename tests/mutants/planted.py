@@ -312,9 +312,23 @@ MUTANTS = [
     Mutant(
         "a joined node does not lead to its new owner",
         "tree/join.py",
-        "    nodes[HASH, upper] = nodes[GEN, lower]\n",
-        "    nodes[HASH, upper] = nodes[GEN, lower] + 1\n",
-        f"{_WALKS} -k still_holds",
+        "    if nodes[SWA_LOCKS, x] == JOINED and nodes[GEN, x] == gen + 1:",
+        "    if nodes[SWA_LOCKS, x] == JOINED and nodes[GEN, x] == gen - 1:",
+        f"{_WALKS} -k node_it_ended_in",
+    ),
+    Mutant(
+        "a joined node that lost the match's own pages still leads on",
+        "tree/join.py",
+        "or nodes[DEPTH, x] + nodes[PAGES, x] < end:",
+        "or nodes[DEPTH, x] + nodes[PAGES, x] < 0:",
+        f"{_WALKS} -k lost_one_of_its_pages",
+    ),
+    Mutant(
+        "a record that was taken again is the old one",
+        "tree/slab.py",
+        "    nodes[BIRTH, n] += 1\n",
+        "",
+        f"{_WALKS} -k taken_again",
     ),
     # tree: edges, recency, slab
     Mutant(
