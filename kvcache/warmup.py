@@ -25,8 +25,6 @@ _ROWS = 2
 _PROMPT_PAGES = 4
 # beyond the prompt, so that the window leaves the prefix that a row shares with the tree
 _MORE_PAGES = 6
-# more than the tree's scratch has room for at the start
-_MANY_HINTS = 2048
 
 
 def small_config(config: CacheConfig) -> CacheConfig:
@@ -87,7 +85,9 @@ def _serve(cache: KVCacheManager, tokens: TokenArray) -> None:
     prompt = _PROMPT_PAGES * page_size + 1
     end = prompt + _MORE_PAGES * page_size
     short, whole = _keys(cache, tokens, prompt - 1), _keys(cache, tokens, end)
-    hints = Ragged(np.full(_MANY_HINTS, page_size), [0, 1, _MANY_HINTS])
+    hints = Ragged([page_size] * _ROWS, range(_ROWS + 1))
+    # as where an insert is longer than any before: the scratch grows
+    cache.tree._marks = np.zeros(1, np.int64)
     found = cache.match(short)
     found = cache.match(short, previous=found)
     cache.admit_as_many(found, [prompt] * _ROWS)

@@ -20,6 +20,7 @@ HOST_ONLY = {
     "match, with a previous match",
     "capacity",
     "admit_as_many",
+    "index",
     "stats",
 }
 OTHER_DEVICE = f"current device must be {NAME}:1, where the cache is, got {NAME}:0"
@@ -150,7 +151,7 @@ def test_a_step_is_captured_on_the_stream_of_the_capture() -> None:
             decode.after_forward()
         assert graph.seen.launches.total() == 4
         with decode.running(rows):
-            pass  # replays the graph
+            decode.replayed()  # by a runner of the engine's own
     with on(1, stream=9):  # the same stream without a capture
         with pytest.raises(InvalidInputError, match=r"\(0x3\), got 0x9"):
             decode.before_forward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ SIZES |= {"max_rows": 3, "max_len": 64}
 def test_random_programs_find_nothing() -> None:
     lines: list[str] = []
     assert run(600, 0, programs=25, say=lines.append) == 0, "\n".join(lines)
-    seen = {line.split()[0]: int(line.split()[-1]) for line in lines[1:]}
+    counts = [re.match(r"\s*(\S.*?)\s+(\d+)(\s|$)", line) for line in lines[1:]]
+    seen = {count[1]: int(count[2]) for count in counts if count}
     rare = ("adopted", "branch_points", "early_releases", "evicted_full", "evicted_swa")
     rare += ("repointed", "retractions", "stored", "tombstoned", "trimmed")
     assert not [name for name in rare if seen[name] == 0]
