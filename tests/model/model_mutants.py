@@ -115,8 +115,10 @@ def _duplicates_not_repointed(patch: pytest.MonkeyPatch) -> None:
 
 def _namespaces_ignored(patch: pytest.MonkeyPatch) -> None:
     """All requests share the default namespace."""
-    namespace = KVCacheManager.namespace
-    patch.setattr(KVCacheManager, "namespace", lambda self, _: namespace(self, None))
+    look_up = KVCacheManager.namespaces
+    patch.setattr(
+        KVCacheManager, "namespaces", lambda self, keys: look_up(self, [None for _ in keys])
+    )
 
 
 def _commits_what_is_allocated(patch: pytest.MonkeyPatch) -> None:
