@@ -21,7 +21,8 @@ from kvcache.kernels.layout import (
     MATCH_REUSE,
     MATCH_REUSE_NODE,
 )
-from kvcache.kernels.match import ALIGN, match, match_twin
+from kvcache.kernels.match import ALIGN, match
+from kvcache.kernels.twin_of_match import match_twin
 from kvcache.keys import check_spans
 from kvcache.match_batch import MatchBatch
 from kvcache.rows import Int32Array, Int64Array
