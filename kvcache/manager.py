@@ -201,7 +201,7 @@ class KVCacheManager(CacheCore):
             self._device_matcher().start_rows(found, chosen, rows, state.state)
         else:
             self._state.plane.apply(ranges, rows, states=rows, row_state=state.state)
-        return state.handles_of(rows)
+        return receipts  # by now the handles
 
     # -- a request runs --------------------------------------------------------------------------------------
 

@@ -136,7 +136,10 @@ def start_rows(
     new_receipts: Int64Array,
     new_handles: Int64Array,
 ) -> None:
-    """Fill the state of rows that were just taken; request i is entry `index[i]` of a match."""
+    """Fill the state of rows that were just taken; request i is entry `index[i]` of a match.
+
+    `new_receipts` [n] holds the receipts of their locks before, the handles of the rows after.
+    """
     for i in range(rows.shape[0]):
         r = rows[i]
         b = index[i]
@@ -148,6 +151,7 @@ def start_rows(
         state[SWA_HELD, r] = 1
         state[ACTIVE, r] = 1
         receipts[r] = new_receipts[i]
+        new_receipts[i] = np.int64(state[GENERATION, r]) << HANDLE_BITS | r
         handles[r] = new_handles[b]
 
 
