@@ -259,9 +259,10 @@ def match(
         results: [8, num] int32, out, rows as in layout.MATCH_*.
         num: keys.
         page_size: tokens per page, >= 1.
-        table_mask, table_base: slots of the table's level - 1, a power of two minus 1, and its first slot.
-        old_mask, old_base: the same of the older level, whose entries are moved one by one; mask 0: there is
-            none.
+        table_mask: slots of the table's level - 1, a power of two minus 1.
+        table_base: its first slot.
+        old_mask: slots - 1 of the older level, whose entries are moved one by one; 0: there is none.
+        old_base: its first slot.
         keep_pages: pages of a window, 0 without SWA.
         bigram: whether unit i of a key covers tokens i and i + 1.
         aligned: whether all of `starts` are multiples of 4; then keys are loaded 16 bytes at a time.

@@ -1,8 +1,11 @@
-"""Hooks of `make docs`: what pages link to outside of docs/ becomes part of the site.
+"""Hooks of `make docs`: sources for the API, and pages of what the documentation links to outside of docs/.
 
 A link `../examples/serve.py` works where the repository is read. On the site it leads to a page made of that
 file: Markdown as it is, Python as a listing, everything else as the file itself. So the site has no link
 that leads nowhere, and needs no address of a repository.
+
+kernels/ and tree/ have no __init__.py, so that a checkout on the path hides no foreign package of their
+names; the reader of docstrings passes over such folders. It reads a copy in which all have one.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 TOP_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 # where everything else goes
 FOLDER = "files"
+
+# the copy; mkdocs.yml names it
+SOURCES = ROOT / "build" / "api"
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)")
 # a warning of this logger fails a strict build
@@ -57,6 +64,15 @@ def links(path: str, text: str) -> dict[str, str]:
 def _content(path: str) -> str:
     text = (ROOT / path).read_text()
     return f"# {path}\n\n~~~~python\n{text}~~~~\n" if path.endswith(".py") else text
+
+
+def on_startup(**_: Any) -> None:
+    """Make the copy of the sources, before anyone asks whether the folder is there."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "kvcache", SOURCES / "kvcache", ignore=ignore)
+    for folder in (SOURCES / "kvcache").rglob("*/"):
+        (folder / "__init__.py").touch()
 
 
 def on_files(files: Any, *, config: Any) -> Any:
