@@ -15,7 +15,7 @@ import griffe
 _COMMENT = re.compile(r"\s# (.+)$")
 
 
-class FieldComments(griffe.Extension):  # type: ignore[misc]  # griffe is not where mypy runs
+class FieldComments(griffe.Extension):
     """Gives a field without a docstring the comment behind it, wherever the formatter put that."""
 
     def on_attribute_instance(self, *, attr: Any, **_: Any) -> None:
