@@ -59,7 +59,7 @@ def _digest(x: Any) -> str:
 
 def record(seed: str, config: dict[str, Any], calls: int) -> Program:
     """Make up a log of `calls` calls: all kinds of them, refused ones too."""
-    rng = Random(f"{seed}:7")  # rare calls come up in it
+    rng = Random(f"{seed}:1")  # rare calls come up in it
     program = Program(config)
     driver = Driver(**config, check_every=50)
     generator = Generator(rng, config)
