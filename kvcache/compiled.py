@@ -171,7 +171,9 @@ class _SourceCache(FunctionCache):
 
 
 def _compile(function: _F, forceinline: bool) -> _F:
-    dispatcher: Any = njit(nogil=True, forceinline=forceinline)(function)
+    # without memory of its own, code counts no references: twelve atomic operations a call with six arrays
+    options: dict[str, Any] = {"nogil": True, "forceinline": forceinline, "_nrt": False}
+    dispatcher: Any = njit(**options)(function)
     # OSError: no source can be read; the others: numba changed
     with suppress(OSError, AttributeError, TypeError):
         try:
@@ -182,7 +184,7 @@ def _compile(function: _F, forceinline: bool) -> _F:
 
 
 def compiled(function: _F) -> _F:
-    """Compile `function` to machine code on its first call; it runs without the GIL.
+    """Compile `function` to machine code on its first call; it runs without the GIL, and makes no arrays.
 
     There are no bounds checks (NUMBA_BOUNDSCHECK=1 turns them on for debugging).
     """

@@ -38,7 +38,7 @@ class CacheConfig:
     bigram: bool = False  # EAGLE keys: unit i of a key covers tokens i and i + 1
     window_slack: int = 0  # keep window - slack tokens before a boundary (vLLM: 1, SGLang: 0)
     checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.checkpoints
-    max_namespaces: int = 4096  # namespaces at a time
+    max_namespaces: int = 4096  # namespaces at a time, the default one among them
     hash_seed: int = field(default=0, repr=False)  # secret of the page hashes, see above
     device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
     debug: bool = (

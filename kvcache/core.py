@@ -74,8 +74,10 @@ class CacheCore(Uncopied):
 
     def capacity(self) -> Capacity:
         """Return the rows and pages that can be had now, evictable ones included."""
-        self._state.check_open()
-        tree, plane = self.tree, self._state.plane
+        state = self._state
+        if state.closed or state.broken is not None:
+            state.check_open()
+        tree, plane = state.tree, state.plane
         return Capacity(
             self.rows.num_free,
             plane.full_top + tree.full_pages - tree.locked_full_pages,
@@ -90,7 +92,7 @@ class CacheCore(Uncopied):
             InvalidInputError: A row named twice.
         """
         self._state.check_open()
-        return running_rows(self.rows, rows)
+        return running_rows(self.rows, rows).copy()
 
     def admit_as_many(
         self,
@@ -184,7 +186,6 @@ class CacheCore(Uncopied):
 
     # -- namespaces ------------------------------------------------------------------------------------------
 
-    @exclusive
     def namespace(self, key: Hashable) -> int:
         """Return the handle of a namespace (adapter, salt, tenant); `None` is the default one.
 
@@ -193,6 +194,13 @@ class CacheCore(Uncopied):
         Raises:
             CapacityError: `max_namespaces` are in use, and none may be given up.
         """
+        if key is None:
+            self._state.check_idle(launches=False)
+            return self._namespaces.default
+        return self._namespace(key)
+
+    @exclusive
+    def _namespace(self, key: Hashable) -> int:
         self._state.check_idle(launches=False)
         try:
             known = self._namespaces.known(key)

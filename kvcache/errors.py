@@ -21,7 +21,7 @@ class StaleMatchError(KVCacheError):
 
 
 class ReceiptError(KVCacheError, ValueError):
-    """A lock receipt was never given out, was already released, or belongs to another lock."""
+    """A row's handle or a lock's receipt that was never given out, or whose request or lock has ended."""
 
 
 class IntegrityError(KVCacheError):

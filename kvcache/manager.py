@@ -106,10 +106,12 @@ class KVCacheManager(CacheCore):
             InvalidInputError: A handle is not of a standing namespace, `previous` is of another batch or
                 given on the device, or the keys are of another kind or device.
         """
-        self._state.check_open()
+        state = self._state
+        if state.closed or state.broken is not None:
+            state.check_open()
         if on != "host" or not isinstance(keys, KeyBatch):
             return self._match_on_device(keys, namespaces, previous, touch, on)
-        handles = self._namespaces.handles(namespaces, len(keys))
+        handles = self._namespaces.handles(namespaces, keys.starts.size)
         hints = None
         if previous is not None:
             check_type("previous", previous, MatchBatch)

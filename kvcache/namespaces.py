@@ -89,8 +89,8 @@ class Namespaces(Uncopied):
         if len(given_up) + free < len(new):
             at = [*new.values()][len(given_up) + free]
             raise CapacityError(
-                f"max_namespaces ({self._tree.max_roots}) are in use, by rows or by handles that no match "
-                f"has used yet, got a further one: {keys[at]!r}"
+                f"max_namespaces ({self._tree.max_roots}, with the default one) are in use, by rows or by "
+                f"handles that no match has used yet, got a further one: keys[{at}] = {keys[at]!r}"
             )
         if given_up:
             may_free()

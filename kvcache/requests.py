@@ -20,7 +20,6 @@ from kvcache.rows import (
     Int32Array,
     Int64Array,
     Rows,
-    find_rows,
     first_bad_len,
     key_units,
     resend_end,
@@ -32,15 +31,14 @@ _NO_HINTS = np.zeros(0, np.int64)
 
 
 def running_rows(rows: Rows, given: Any) -> Int32Array:
-    """Return the rows, int32, of the handles `given`.
+    """Return the rows, int32, of the handles `given`; not to be written, later calls may return them again.
 
     Raises:
         ReceiptError: A handle was never given out, or its request has ended.
         InvalidInputError: `given` is no 1-D array of ints, or names a row twice.
     """
     handles = as_int_array("rows", given, dtype=INT64)
-    found = np.empty(handles.size, np.int32)
-    bad = find_rows(rows.state, handles, found)
+    found, bad = rows.find(handles)
     if bad >= 0:
         _refuse_handle(rows, handles, bad)
     return found
@@ -53,7 +51,7 @@ def _refuse_handle(rows: Rows, handles: Int64Array, bad: int) -> None:
         raise InvalidInputError(f"rows[{bad}] must be named once, got handle {handle} again")
     reason = "it was never given out"
     if row < rows.active.size and 0 < generation < rows.generation[row]:
-        reason = f"its request, the {generation}. in row {row}, has ended"
+        reason = f"its request, number {generation} in row {row}, has ended"
     raise ReceiptError(
         f"rows[{bad}] must be the handle of a running request, got {handle}: {reason}"
     )

@@ -22,6 +22,8 @@ HANDLE_BITS = 32
 ROW_MASK = (1 << HANDLE_BITS) - 1
 _MOST_GENERATIONS = 2**31 - 1
 
+_NO_ROWS: Int32Array = np.zeros(0, np.int32)
+
 
 class Rows(Uncopied):
     """Lengths, locks and namespaces of the request rows.
@@ -40,16 +42,19 @@ class Rows(Uncopied):
 
     def __init__(self, config: CacheConfig) -> None:
         self.state: Int32Array = np.zeros((NUM_STATE, config.max_rows), np.int32)
-        self.computed_len = self.state[COMPUTED]
-        self.allocated_len = self.state[ALLOCATED]
-        self.owned_len = self.state[OWNED]
-        self.frontier = self.state[FRONTIER]
-        self.branch_len = self.state[BRANCH]
-        self.active = self.state[ACTIVE]
-        self.generation = self.state[GENERATION]
+        self.computed_len: Int32Array = self.state[COMPUTED]
+        self.allocated_len: Int32Array = self.state[ALLOCATED]
+        self.owned_len: Int32Array = self.state[OWNED]
+        self.frontier: Int32Array = self.state[FRONTIER]
+        self.branch_len: Int32Array = self.state[BRANCH]
+        self.active: Int32Array = self.state[ACTIVE]
+        self.generation: Int32Array = self.state[GENERATION]
         self.generation[:] = 1
         self.receipts: Int64Array = np.zeros(config.max_rows, np.int64)
         self.handles: Int64Array = np.zeros(config.max_rows, np.int64)
+        # of the last `find`: an engine names the same batch many times
+        self._found = _NO_ROWS
+        self._raw_handles = b""
         # a stack: row 0 is taken first, the row freed last is taken next
         self._free: Int32Array = np.arange(config.max_rows - 1, -1, -1, dtype=np.int32)
         self.num_free = config.max_rows
@@ -59,6 +64,20 @@ class Rows(Uncopied):
         rows = self._free[self.num_free - num : self.num_free][::-1].copy()
         self.num_free -= num
         return rows
+
+    def find(self, handles: Int64Array) -> tuple[Int32Array, int]:
+        """Return (rows of the handles, -1), or (.., index of the first bad handle) as of `find_rows`.
+
+        The rows may be those that an earlier call returned: they are not to be written.
+        """
+        raw = handles.tobytes()
+        if raw == self._raw_handles:
+            return self._found, -1
+        found = np.empty(handles.size, np.int32)
+        bad = int(find_rows(self.state, handles, found))
+        if bad < 0:
+            self._found, self._raw_handles = found, raw
+        return found, bad
 
     def handles_of(self, rows: Int32Array) -> Int64Array:
         """Return the handles of running rows: GENERATION << 32 | row."""
@@ -75,6 +94,8 @@ class Rows(Uncopied):
 
     def give_back(self, rows: Int32Array) -> None:
         """Free rows: all their state becomes 0, and their handles mean nothing any more."""
+        if rows.size:
+            self._found, self._raw_handles = _NO_ROWS, b""
         clear_rows(self.state, self._free, self.num_free, rows)
         self.num_free += rows.size
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from inspect import Signature, signature
+from typing import Any, NoReturn, TypeVar, cast
 
 from kvcache.config import CacheConfig
 from kvcache.device.data_plane import NO_RANGES, DataPlane
@@ -79,7 +80,8 @@ class CacheState(Uncopied):
         Args:
             launches: Whether the call may launch or upload: then as check_stream, too.
         """
-        self.check_open()
+        if self.closed or self.broken is not None:
+            self.check_open()
         if launches and self.plane.guard is not None:
             self.plane.guard.check()
         if self.stepping:
@@ -135,24 +137,48 @@ def state_of(cache: Any) -> CacheState:
     return state
 
 
+_EXCLUSIVE = """
+def call{signature}:
+    state = self._state
+    if state.inside:
+        refuse(method.__name__)
+    state.inside = True
+    try:
+        return method({passed})
+    finally:
+        state.inside = False
+"""
+
+
 def exclusive(method: _F) -> _F:
     """Refuse a call that begins while another one is under way; for methods of what has a `_state`.
 
-    A flag, not a lock: nothing ever waits, and two threads that are inside at once are noticed.
+    A flag, not a lock: nothing ever waits, and two threads that are inside at once are noticed. The wrapper
+    takes what the method takes: *args and **kwargs would cost half a microsecond a call.
     """
 
-    @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = self._state
-        if state.inside:
-            raise ConcurrentCallError(
-                f"{method.__name__} must wait until the call that is under way has returned: "
-                "one thread at a time"
-            )
-        state.inside = True
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            state.inside = False
-
+    names: dict[str, Any] = {"method": method, "refuse": _refuse_inside}
+    passed = []
+    for parameter in signature(method).parameters.values():
+        by_name = parameter.kind is parameter.KEYWORD_ONLY
+        passed.append(f"{parameter.name}={parameter.name}" if by_name else parameter.name)
+    exec(_EXCLUSIVE.format(signature=_plain(signature(method)), passed=", ".join(passed)), names)
+    call: Any = wraps(method)(names["call"])
+    call.__defaults__ = method.__defaults__
+    call.__kwdefaults__ = method.__kwdefaults__
     return cast(_F, call)
+
+
+def _plain(of: Signature) -> Signature:
+    """Return a signature without annotations, and with None for every default."""
+    plain = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
+        for p in of.parameters.values()
+    ]
+    return of.replace(parameters=plain, return_annotation=of.empty)
+
+
+def _refuse_inside(name: str) -> NoReturn:
+    raise ConcurrentCallError(
+        f"{name} must wait until the call that is under way has returned: one thread at a time"
+    )

@@ -283,15 +283,14 @@ class DataPlane(Uncopied):
 
         Rows are not uploaded again while they are there from the last call.
         """
-        raw = rows.tobytes()
-        fresh = raw != self._raw_rows
+        fresh = rows is not self._rows and rows.tobytes() != self._raw_rows
         if not fresh and evicted.shape[0] == 0:
             return
         staging = self.staging
         staging.begin()
         where = self._batch_part(rows)
         staged = self._stage(evicted, _NO_INTS, _NO_TAILS, _NO_INTS, _NO_STATE)
-        self._rows, self._raw_rows = rows.copy(), raw
+        self._rows, self._raw_rows = rows, rows.tobytes()
         on_device = self._host is None
         if staged is None and on_device:
             staging.upload_to(self._batch[: BATCH_HEAD + rows.size], where)

@@ -43,7 +43,8 @@ for _kind, _op, _phase, _full, _swa in (
 COUNTS = slice(0, 3)  # descriptors of each phase
 WIDEST = slice(3, 6)  # most pages of a descriptor, by phase
 FULL_TOP, SWA_TOP = 6, 7  # free pages after the plan
-NUM_SUMMARY = 8
+_AT = 8  # from here on scratch: where the next descriptor of each phase goes
+NUM_SUMMARY = _AT + _PHASES + 1
 
 
 @compiled
@@ -92,7 +93,8 @@ def fill_plan(
         desc: [7, capacity], out; room for one a range and a state, and for two a tail.
         summary: [NUM_SUMMARY], out.
     """
-    at = np.zeros(_PHASES + 1, np.int64)
+    at = summary[_AT:]
+    at[:] = 0
     for i in range(ranges.shape[0]):
         at[_PHASE[ranges[i, r.KIND]] + 1] += 1
     for i in range(tails.shape[0]):

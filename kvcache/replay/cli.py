@@ -180,7 +180,7 @@ def _int_or(word: str) -> Callable[[str], int | None]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out `kvcache replay`; returns the exit status.
+    """Carry out `kvcache replay`; returns the exit status: 1 if every request was refused.
 
     Raises:
         InvalidInputError: Bad input; nothing was written.
@@ -220,6 +220,9 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + report.calls_table(results[0]))
     for line in report.refusals(results[0]):
         print(line)
+    if len(trace) and results[0].refused == len(trace):
+        print("no request could run: the figures mean nothing", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -221,7 +221,7 @@ class Scheduler:
             (swa_pages, self._cache.swa_pages, "SWA"),
         ):
             if need > pool:
-                self._result.add_refused(f"needs more {name} pages than the pool has")
+                self._result.add_refused(f"needs more {name} pages than the pool has ({pool:,})")
                 self._done[index] = True
                 return None
         return ActiveRequest(index, input_len, end_len, cancelled, target_len=input_len)

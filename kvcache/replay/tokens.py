@@ -71,9 +71,9 @@ def count_pages(
     lens: IntArray,
     indptr: IntArray,
     total_lens: IntArray,
-    num_blocks: int,
     block_size: int,
     page_size: int,
+    scratch: IntArray,
 ) -> int:
     """Return how many distinct pages of `page_size` tokens the sequences have at most.
 
@@ -84,13 +84,12 @@ def count_pages(
         blocks, lens: [k] int64, the segments of all prompts, as in `fill_tokens`.
         indptr: [n + 1] int64, the segments of prompt i are [indptr[i], indptr[i + 1]).
         total_lens: [n] int64, tokens of prompt i and of what was generated.
-        num_blocks: bound of the block ids.
         block_size: tokens of a whole block.
         page_size: tokens of a page.
+        scratch: [3, more than any block id] int64.
     """
-    seen_len = np.zeros(num_blocks, np.int64)
-    parent = np.empty(num_blocks, np.int64)
-    parent_len = np.empty(num_blocks, np.int64)
+    seen_len, parent, parent_len = scratch[0], scratch[1], scratch[2]
+    seen_len[:] = 0
     pages = 0
     one_parent = True
     for i in range(len(indptr) - 1):

@@ -140,9 +140,9 @@ class Trace:
             self.segment_len,
             self.segment_indptr,
             total,
-            self.num_blocks,
             self.block_size,
             page_size,
+            np.empty((3, self.num_blocks), np.int64),
         )
         in_flight = np.sort(pages)[-running:].sum()
         return max(1, int(min(distinct + in_flight, pages.sum())))

@@ -42,7 +42,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _positive(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
     if not seconds > 0:
         raise argparse.ArgumentTypeError(f"must be > 0, got {text}")
     return seconds

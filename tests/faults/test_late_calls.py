@@ -42,7 +42,7 @@ def test_a_late_call_of_an_ended_request_never_reaches_the_next_one_in_its_row(c
     assert cache.index(running) == 0
     before = snapshot(cache.m)
     with pytest.raises(
-        ReceiptError, match=rf"got {ended}: its request, the 1. in row 0, has ended"
+        ReceiptError, match=rf"got {ended}: its request, number 1 in row 0, has ended"
     ):
         LATE[call](cache, ended)
     assert not changes(before, snapshot(cache.m))

@@ -88,7 +88,9 @@ def test_rows_keep_their_namespace_and_the_default_stays() -> None:
     assert cache.match(KEY, cache.m.namespace("runs")) == (8, 8, None)
     assert cache.match(KEY) == (8, 8, None)
     both = [cache.start(KEY, int(handle)) for handle in cache.m.namespaces(["runs", "new"])]
-    with pytest.raises(CapacityError, match=r"max_namespaces \(3\) are in use, by rows"):
+    with pytest.raises(
+        CapacityError, match=r"max_namespaces \(3, with the default one\) are in use"
+    ):
         cache.m.namespace("more")
     cache.m.abort(both[1:])
     cache.m.namespace("more")

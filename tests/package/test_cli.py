@@ -143,9 +143,10 @@ class TestReplay:
     def test_says_which_requests_were_refused_and_why(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main([*SMALL, "--full-tokens", "320"]) == 0
-        out = capsys.readouterr().out
-        assert "12 requests refused: needs more Full pages than the pool has" in out
+        assert main([*SMALL, "--full-tokens", "320"]) == 1
+        captured = capsys.readouterr()
+        assert "12 requests refused: needs more Full pages than the pool has (20)" in captured.out
+        assert captured.err == "no request could run: the figures mean nothing\n"
 
     def test_draws_a_plot(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("matplotlib", reason="the plot needs matplotlib")

@@ -289,14 +289,15 @@ class TestRefusal:
         too_long = int((-(-total // 4) > pool // 4).sum())
         assert 0 < too_long < 20
         assert result.refused == too_long
-        assert result.refused_reasons == {"needs more Full pages than the pool has": too_long}
+        reason = f"needs more Full pages than the pool has ({pool // 4:,})"
+        assert result.refused_reasons == {reason: too_long}
         assert result.requests == 20 - too_long
         assert result.input_tokens == trace.input_len[-(-total // 4) <= pool // 4].sum()
 
     def test_a_window_that_does_not_fit_is_refused(self) -> None:
         trace = make_workload("shared-prompt", sizes(requests=3))
         result, _ = replay(trace, config(window=40, swa_tokens=40))
-        assert result.refused_reasons == {"needs more SWA pages than the pool has": 3}
+        assert result.refused_reasons == {"needs more SWA pages than the pool has (10)": 3}
         assert (result.requests, result.hit_rate, result.host_us_per_request) == (0, 0.0, 0.0)
 
     def test_a_turn_does_not_wait_for_a_refused_one(self) -> None:
