@@ -34,6 +34,8 @@ def align(lines: Sequence[Sequence[str] | None]) -> str:
 
 def check_writable(name: str, path: Path) -> None:
     """Raise InvalidInputError unless `write_file` can write to `path`; touches nothing that is there."""
+    if str(path) == "-":
+        raise InvalidInputError(f"{name}: must be a file, got '-'; /dev/stdout is one")
     mode = _mode(name, path)
     if stat.S_ISDIR(mode):
         raise InvalidInputError(f"{name}: {path}: is a folder")

@@ -34,6 +34,7 @@ _RESEND = "tests/faults/test_resend.py"
 _LATE = "tests/faults/test_late_calls.py"
 _WALKS = "tests/faults/test_walks.py"
 _RESET = "tests/manager/test_reset.py"
+_SAME_ROWS = "tests/manager/test_same_rows.py"
 
 MUTANTS = [
     # host rows
@@ -92,6 +93,27 @@ MUTANTS = [
         "= state[GENERATION, rows[i]] % _MOST_GENERATIONS + 1\n",
         "= state[GENERATION, rows[i]]\n",
         f"{_LATE} -k all_that_ever_ran",
+    ),
+    Mutant(
+        "rows of a request that has ended are found again",
+        "kvcache/rows.py",
+        '            self._found, self._raw_handles = _NO_ROWS, b""\n',
+        "            pass\n",
+        _SAME_ROWS,
+    ),
+    Mutant(
+        "a batch that was refused is found the next time",
+        "kvcache/rows.py",
+        "        if bad < 0:\n            self._found",
+        "        if True:\n            self._found",
+        _SAME_ROWS,
+    ),
+    Mutant(
+        "index gives out the rows that later calls use",
+        "kvcache/core.py",
+        "return running_rows(self.rows, rows).copy()",
+        "return running_rows(self.rows, rows)",
+        _SAME_ROWS,
     ),
     Mutant(
         "reset keeps generations",

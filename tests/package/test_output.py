@@ -189,6 +189,13 @@ def test_no_place_for_a_file_is_said_before_anything_is_done(tmp_path: Path) -> 
             check_writable("--json", path)
 
 
+def test_a_dash_is_no_file() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"^--json: must be a file, got '-'; /dev/stdout is one$"
+    ):
+        check_writable("--json", Path("-"))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_what_may_not_be_written_is_said_before_anything_is_done(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
