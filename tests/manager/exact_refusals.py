@@ -109,7 +109,7 @@ refused("namespace: too many", lambda w: w.m.namespace("c"), "max_namespaces", C
 refused(
     "namespaces: one too many",
     lambda w: w.m.namespaces(["b", "a", None, ("salt", 7)]),
-    r"max_namespaces \(3\) are in use, .* got a further one: \('salt', 7\)",
+    r"max_namespaces \(3, with the default one\) are in use, .* a further one: keys\[3\] = \('salt', 7\)",
     CapacityError,
 )
 refused("namespaces: letters", lambda w: w.m.namespaces("ab"), "must be a sequence of keys")
