@@ -114,7 +114,7 @@ class CacheCore(Uncopied):
             spare: Pages of each pool that must be left, for rows that run already, say.
 
         Raises:
-            StaleMatchError: A prefix, or what stood behind it in the tree, lost a page since the match.
+            StaleMatchError: A prefix, or what is behind it in the tree, lost a page since the match.
             InvalidInputError: A length or an index is out of range, or the batch is of another manager.
 
         Example:

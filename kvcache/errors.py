@@ -17,7 +17,7 @@ class CapacityError(KVCacheError):
 
 
 class StaleMatchError(KVCacheError):
-    """A match result may no longer hold: what it found, or stood behind that, was evicted. Match again."""
+    """A match result may no longer hold: what it found, or what is behind that, was evicted. Match again."""
 
 
 class ReceiptError(KVCacheError, ValueError):

@@ -159,7 +159,7 @@ class KVCacheManager(CacheCore):
 
         Raises:
             CapacityError: Fewer than n rows are free.
-            StaleMatchError: A prefix, or what stood behind it in the tree, lost a page since the match.
+            StaleMatchError: A prefix, or what is behind it in the tree, lost a page since the match.
             InvalidInputError: An index is out of range, a prefix is longer than `max_len`, or the batch is of
                 another manager.
         """

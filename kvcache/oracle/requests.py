@@ -50,7 +50,7 @@ class Match(NamedTuple):
     reuse: int
     branch: int
     path: list[Page]  # the pages of [0, reuse)
-    behind: list[Page]  # the only continuation of `path` in the tree, up to the next fork
+    lost_behind: int  # pages behind `path` that had left the tree
 
 
 class ReferenceRequests(ReferenceTree):
@@ -183,14 +183,8 @@ class ReferenceRequests(ReferenceTree):
             self.touch_swa([path[i] for i in window])
         branch = len(path) * self.page_size if len(path) > reuse else -1
         size = self.page_size
-        behind = self.only_way_on(path[:reuse])
-        return Match(handle, len(path) * size, reuse * size, branch, path[:reuse], behind)
-
-    def only_way_on(self, path: list[Page]) -> list[Page]:
-        pages = path[-1:]
-        while pages and len(pages[-1].children) == 1:
-            pages.extend(pages[-1].children.values())
-        return pages[1:]
+        lost = path[reuse - 1].lost_behind if reuse else 0
+        return Match(handle, len(path) * size, reuse * size, branch, path[:reuse], lost)
 
     def stale(self, match: Match) -> bool:
         """Whether something that `match` would reuse has gone since."""
@@ -199,11 +193,12 @@ class ReferenceRequests(ReferenceTree):
         return match.namespace not in self.roots or not self.live(match.path)
 
     def disturbed(self, match: Match) -> bool:
-        """Whether what stood right behind the reusable pages has gone: `admit` may refuse then too.
+        """Whether something behind the reusable pages has gone since: `admit` may refuse then too.
 
-        The manager finds the prefix by the end of an edge of its tree, which is gone then.
+        The manager finds the prefix by the end of an edge of its tree, which may be gone then. That edge can
+        have grown since the match: what went need not have been there.
         """
-        return not all(page.attached for page in match.behind)
+        return bool(match.path) and match.path[-1].lost_behind != match.lost_behind
 
     def admit(self, matches: list[Match], rows: list[int] | None) -> None:
         """Give each match a row; `rows` are the handles that the manager chose (None: it refused)."""

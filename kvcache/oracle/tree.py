@@ -30,6 +30,7 @@ class Page:
     full_time: int = 0
     swa_time: int = 0
     attached: bool = True  # False once it has left the tree
+    lost_behind: int = 0  # pages below it that have left the tree
 
 
 class ReferenceTree:
@@ -129,6 +130,10 @@ class ReferenceTree:
         self.free_full.add(page.full_id)
         del page.parent.children[page.unit_key]
         page.attached = False
+        above: Page | None = page.parent
+        while above is not None:
+            above.lost_behind += 1
+            above = above.parent
 
     def drop_swa(self, page: Page) -> None:
         if page.swa_id is not None:

@@ -258,3 +258,23 @@ def test_layout_rows_are_what_the_driver_compares() -> None:
     # observe() compares host and device lengths by position
     fields = (layout.COMPUTED, layout.ALLOCATED, layout.OWNED, layout.FRONTIER)
     assert fields == (0, 1, 2, 3)
+
+
+def test_an_edge_that_grew_and_lost_its_end_disturbs_a_match() -> None:
+    """Found by `validate`: what went behind the prefix had come after the match, on the same edge."""
+    d = Driver(page_size=1, window=2, full_pages=8, swa_pages=8, max_rows=2, max_len=6)
+    d.match("first", [[None, [0, 0, 0], 0], [None, [], 0]], None, True)
+    d.admit("first", None, ["a", "b"])
+    d.extend(["a"], [2])
+    d.advance(["a"])
+    d.retract("back", ["b", "a"], [0, 0])
+    d.admit("first", [0], ["c"])
+    d.match("prefix", [[None, [0], 1]], None, True)
+    d.extend(["c"], [6])
+    d.advance(["c"])
+    d.commit(["c"], [-3])  # the edge grows by a page
+    d.abort(["c"])
+    d.admit("back", [1], ["d"])  # and is split where it ended before
+    d.evict(0, 1)
+    d.admit("prefix", [0], ["e"])
+    assert d.refusals["admit StaleMatchError"] == 1
