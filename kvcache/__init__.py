@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, parse_checkpoints
     from kvcache.config import CacheConfig
     from kvcache.device.decode_step import DecodeStep
     from kvcache.device.device_match import DeviceKeys, DeviceMatch
@@ -26,6 +25,15 @@ if TYPE_CHECKING:
     from kvcache.keys import KeyBatch, Ragged
     from kvcache.manager import KVCacheManager
     from kvcache.match_batch import MatchBatch
+    from kvcache.policies.checkpoints import (
+        Branch,
+        CheckpointPolicy,
+        Every,
+        Hints,
+        Ladder,
+        parse_checkpoints,
+    )
+    from kvcache.policies.retention import Lru, Retention, Value, parse_retention
     from kvcache.results import Capacity, CommitResult, EvictResult, Stats
     from kvcache.types import Lens, Rows
 
@@ -53,24 +61,28 @@ __all__ = [
     "KVCacheError",
     "KVCacheManager",
     "KeyBatch",
+    "Ladder",
     "Lens",
+    "Lru",
     "MatchBatch",
     "PageIndices",
     "PageTable",
     "Ragged",
     "ReceiptError",
+    "Retention",
     "Rows",
     "StaleMatchError",
     "Stats",
+    "Value",
     "Views",
     "__version__",
     "parse_checkpoints",
+    "parse_retention",
 ]
 
 # where the names above live. One is imported when it is first asked for: numba and torch take seconds, which
 # the command line need not wait for. For type checkers the same stands above (tests/package/test_exports.py)
 _NAMES = {
-    "checkpoints": ("Branch", "CheckpointPolicy", "Every", "Hints", "parse_checkpoints"),
     "config": ("CacheConfig",),
     "device.decode_step": ("DecodeStep",),
     "device.device_match": ("DeviceKeys", "DeviceMatch"),
@@ -90,6 +102,15 @@ _NAMES = {
     "keys": ("KeyBatch", "Ragged"),
     "manager": ("KVCacheManager",),
     "match_batch": ("MatchBatch",),
+    "policies.checkpoints": (
+        "Branch",
+        "CheckpointPolicy",
+        "Every",
+        "Hints",
+        "Ladder",
+        "parse_checkpoints",
+    ),
+    "policies.retention": ("Lru", "Retention", "Value", "parse_retention"),
     "results": ("Capacity", "CommitResult", "EvictResult", "Stats"),
     "types": ("Lens", "Rows"),
 }

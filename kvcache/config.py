@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints, check_policies
 from kvcache.checks import check_device, check_int
 from kvcache.errors import InvalidInputError
+from kvcache.policies.checkpoints import (
+    Branch,
+    CheckpointPolicy,
+    Every,
+    Hints,
+    Ladder,
+    check_policies,
+)
+from kvcache.policies.retention import Lru, Retention, check_retention
 
 _MAX_INT32 = 2**31 - 1
 
@@ -37,10 +45,13 @@ class CacheConfig:
     max_len: int  # tokens that one request may hold
     bigram: bool = False  # EAGLE keys: unit i of a key covers tokens i and i + 1
     window_slack: int = 0  # keep window - slack tokens before a boundary (vLLM: 1, SGLang: 0)
-    checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.checkpoints
+    checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.policies.checkpoints
     max_namespaces: int = 4096  # namespaces at a time, the default one among them
     hash_seed: int = field(default=0, repr=False)  # secret of the page hashes, see above
     device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
+    retention: Retention = field(
+        default_factory=Lru
+    )  # what goes first; see kvcache.policies.retention
     debug: bool = (
         False  # compare whole prefixes with the keys of a commit, not their last page alone
     )
@@ -65,6 +76,7 @@ class CacheConfig:
             check_int("window - window_slack", self.window - self.window_slack, low=1)
             check_int("swa_pages", self.swa_pages, low=1, high=most)
         check_policies(self.checkpoints)
+        check_retention(self.retention)
         check_device("device", self.device)
 
     @property
@@ -96,6 +108,11 @@ class CacheConfig:
     def keeps_hints(self) -> bool:
         """Whether the policy `Hints` is on."""
         return any(isinstance(policy, Hints) for policy in self.checkpoints)
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """The policy `Ladder`, if it is on."""
+        return next((p for p in self.checkpoints if isinstance(p, Ladder)), None)
 
     @property
     def checkpoint_period(self) -> int:

@@ -121,7 +121,7 @@ class KVCacheManager(CacheCore):
             hints = previous.results
         self._namespaces.end_look_up(handles)
         results = self.tree.match(keys.tokens, keys.starts, keys.lens, handles, hints, touch=touch)
-        return MatchBatch(results, handles, self.tree)
+        return MatchBatch(results, handles, self.tree, keys.lens)
 
     def _match_on_device(
         self, keys: Any, namespaces: npt.ArrayLike | None, previous: Any, touch: bool, on: str
@@ -198,6 +198,7 @@ class KVCacheManager(CacheCore):
             chosen,
             receipts,
             batch.namespaces,
+            batch.key_lens,
         )
         if isinstance(found, DeviceMatch):
             self._device_matcher().start_rows(found, chosen, rows, state.state)
@@ -353,7 +354,7 @@ class KVCacheManager(CacheCore):
         A stop token that is found a step late is a shorter key: what was computed behind it is freed.
         """
         rows = self._rows(rows)
-        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
+        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints, ends=True)
         ranges, result, _ = self._insert(rows, keys, requests, hints)
         self._end(rows, ranges)
         return result
@@ -369,14 +370,14 @@ class KVCacheManager(CacheCore):
         Arguments and errors as for `commit`.
         """
         rows = self._rows(rows)
-        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints)
+        requests = insert_requests(self.config, self.rows, self.tree, rows, keys, hints, ends=True)
         known = np.minimum(self.rows.computed_len[rows], keys.lens)
         handles = self.rows.handles[rows]
         ranges, _, _ = self._insert(rows, keys, requests, hints)
         prefix = self.tree.prefix_hints(self.rows.receipts[rows])
         self._end(rows, ranges)
         results = self.tree.match(keys.tokens, keys.starts, known, handles, prefix, touch=False)
-        return MatchBatch(results, handles, self.tree)
+        return MatchBatch(results, handles, self.tree, known)
 
     @exclusive
     def abort(self, rows: Rows) -> None:

@@ -34,13 +34,19 @@ class MatchBatch(Uncopied):
         namespaces: [batch] int64 handles.
     """
 
-    __slots__ = ("namespaces", "results", "tree")
+    __slots__ = ("key_lens", "namespaces", "results", "tree")
 
     def __init__(
-        self, results: Int32Array, namespaces: Int64Array, tree: RadixTree | None = None
+        self,
+        results: Int32Array,
+        namespaces: Int64Array,
+        tree: RadixTree | None = None,
+        key_lens: Int64Array | None = None,
     ) -> None:
         self.results = results
         self.namespaces = namespaces
+        # tokens of each key
+        self.key_lens = np.zeros(namespaces.size, np.int64) if key_lens is None else key_lens.copy()
         self.tree = tree  # whose nodes the results name; None: they name none
 
     def __len__(self) -> int:
@@ -69,14 +75,17 @@ class MatchBatch(Uncopied):
         """
         chosen = as_indices("index", index, len(self))
         return MatchBatch(
-            np.ascontiguousarray(self.results[:, chosen]), self.namespaces[chosen].copy(), self.tree
+            np.ascontiguousarray(self.results[:, chosen]),
+            self.namespaces[chosen].copy(),
+            self.tree,
+            self.key_lens[chosen],
         )
 
     def __copy__(self) -> MatchBatch:
-        return MatchBatch(self.results, self.namespaces, self.tree)
+        return MatchBatch(self.results, self.namespaces, self.tree, self.key_lens)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MatchBatch:
-        return MatchBatch(self.results.copy(), self.namespaces.copy(), self.tree)
+        return MatchBatch(self.results.copy(), self.namespaces.copy(), self.tree, self.key_lens)
 
     @staticmethod
     def concatenate(batches: list[MatchBatch]) -> MatchBatch:
@@ -96,6 +105,7 @@ class MatchBatch(Uncopied):
             np.concatenate([b.results for b in batches], axis=1),
             np.concatenate([b.namespaces for b in batches]),
             next(iter(trees.values()), None),
+            np.concatenate([b.key_lens for b in batches]),
         )
 
     def __repr__(self) -> str:

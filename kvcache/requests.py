@@ -16,6 +16,7 @@ from kvcache.rows import (
     COMPUTED,
     FRONTIER,
     HANDLE_BITS,
+    PROMPT,
     ROW_MASK,
     Int32Array,
     Int64Array,
@@ -86,6 +87,7 @@ def fill_requests(
     page_size: int,
     bigram: bool,
     keeps_branches: bool,
+    ends: bool,
     requests: Int64Array,
 ) -> None:
     """Fill the requests of an insert: what is computed and covered by the key.
@@ -104,6 +106,8 @@ def fill_requests(
         requests[b, i.RECEIPT] = receipts[r]
         requests[b, i.HINT_FROM] = hint_indptr[b] if hint_indptr.shape[0] > 0 else 0
         requests[b, i.HINT_TO] = hint_indptr[b + 1] if hint_indptr.shape[0] > 0 else 0
+        requests[b, i.PROMPT_LEN] = key_units(np.int64(state[PROMPT, r]), bigram)
+        requests[b, i.ENDS] = ends
         requests[b, i.MATCHED_END] = 0
 
 
@@ -114,6 +118,8 @@ def insert_requests(
     given: Int32Array,
     keys: KeyBatch,
     hints: Ragged | None,
+    *,
+    ends: bool = False,
 ) -> Int64Array:
     """Check the arguments of a call that inserts; return its requests, [n, NUM_REQUEST] (tree/insert.py).
 
@@ -142,6 +148,7 @@ def insert_requests(
         config.page_size,
         config.bigram,
         config.keeps_branches,
+        ends,
         requests,
     )
     b, token = tree.first_bad_key(keys.tokens, requests, whole=config.debug)

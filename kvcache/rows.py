@@ -14,8 +14,8 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 # fields of `state`, int32 [NUM_STATE, max_rows]; the first four as in kernels/layout.py, tokens
-COMPUTED, ALLOCATED, OWNED, FRONTIER, BRANCH, SWA_HELD, ACTIVE, MARK, GENERATION = range(9)
-NUM_STATE = 9
+COMPUTED, ALLOCATED, OWNED, FRONTIER, BRANCH, SWA_HELD, ACTIVE, MARK, PROMPT, GENERATION = range(10)
+NUM_STATE = 10
 
 # a handle is GENERATION << 32 | row, int64: generations begin at 1, so that no small number is one
 HANDLE_BITS = 32
@@ -156,6 +156,7 @@ def start_rows(
     index: Int64Array,
     new_receipts: Int64Array,
     new_handles: Int64Array,
+    key_lens: Int64Array,
 ) -> None:
     """Fill the state of rows that were just taken; request i is entry `index[i]` of a match.
 
@@ -169,6 +170,8 @@ def start_rows(
         state[OWNED, r] = reuse[b]
         state[FRONTIER, r] = 0
         state[BRANCH, r] = branch[b]
+        # the key of a match leaves the last token off
+        state[PROMPT, r] = min(key_lens[b] + 1, 2**31 - 1)
         state[SWA_HELD, r] = 1
         state[ACTIVE, r] = 1
         receipts[r] = new_receipts[i]

@@ -18,6 +18,7 @@ from kvcache.errors import (
     ConcurrentCallError,
     InvalidInputError,
 )
+from kvcache.policies.retention import Value
 from kvcache.rows import Int32Array, Rows
 from kvcache.tree.radix_tree import RadixTree
 from kvcache.uncopied import Uncopied
@@ -48,6 +49,8 @@ class CacheState(Uncopied):
             max_locks=config.max_rows,
             max_roots=config.max_namespaces,
             hash_seed=config.hash_seed,
+            by_value=isinstance(config.retention, Value),
+            ladder=(config.ladder.first, config.ladder.factor) if config.ladder else None,
         )
         self.plane = DataPlane(config)
         self.evicted_full = 0

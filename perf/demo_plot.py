@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from kvcache.checkpoints import Branch, CheckpointPolicy
 from kvcache.output import write_figure
+from kvcache.policies.checkpoints import Branch, CheckpointPolicy
 from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
 from kvcache.replay.counters import ReplayResult, Timeline

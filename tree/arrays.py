@@ -25,6 +25,21 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | SPACE_PREV | previous node of the namespace, or its root      | a ring through the root; a node comes  |
 | SPACE_NEXT | next node of the namespace, or its root          | after its ancestors                    |
 | BIRTH      | counts up when the record is taken               | stays when a node loses its end        |
+| WIN_REFS   | windows that cover the node                      | 0: a tombstone, or nothing keeps it    |
+| WIN_PAGES  | pages of the window that ends with the node      | 0 = none; all below belong to a window |
+| WIN_PLACE  | its place in the heap                            | 1 is the top; 0 = no window            |
+| WIN_KEY    | what it is worth, as a time (value.py)           | the least goes first                   |
+| WIN_BORN   | number of windows made before it                 | breaks ties: the older goes first      |
+| WIN_LAST   | clock of its last use, or when it was made       | admissions                             |
+| WIN_CLASS  | class of its checkpoint (value.py)               |                                        |
+| WIN_MASK   | classes that it has inherited, bit c for class c |                                        |
+| WIN_USES   | how often requests resumed there                 | 2 = twice or more                      |
+| WIN_GAP    | mean admissions from use to use, 8 binary digits | 0 = unknown                            |
+| WIN_PREV   | the window made before it; record 0 ends the ring |                                       |
+| WIN_NEXT   | the window made after it                         |                                        |
+| TAIL       | end of the last prompt through the node, pages   | 0 = unknown                            |
+| ANSWER_TAIL | the same with its answer                        | 0 = unknown                            |
+| HEAP       | `nodes[HEAP, i]`: the node of place i of the heap | of no node: an array of its own       |
 
 A spare record has SWA_LOCKS = SPARE. A run of free slots uses a record too (SWA_LOCKS = RUN): START and
 PAGES are the run, FULL_PREV and FULL_NEXT link runs of one size class. Nodes and runs cover disjoint slots,
@@ -42,7 +57,8 @@ are used, a level of twice the size takes over, and what is filed from then on b
 (children.py): look-ups go to both levels until the older one is empty. Two places hold the levels in turn.
 
 Locks: `locks[field, lock]`, int32: LOCK_NODE (0 = free), LOCK_END (pages), LOCK_SWA (first page whose SWA is
-locked; LOCK_END when the SWA part was released), LOCK_GEN.
+locked; LOCK_END when the SWA part was released), LOCK_GEN, LOCK_LEARNS (1: where the request forks from what
+the tree has is still to be learned, value.py).
 
 Ranges: `ranges[i, (KIND, REQUEST, PAGE, SLOT, COUNT)]`, int32: what the device has to do, in the order in
 which the tree decided it; see ranges.py.
@@ -84,12 +100,28 @@ JOINED = -3
     SPACE_PREV,
     SPACE_NEXT,
     BIRTH,
-) = range(20)
-NUM_FIELDS = 20
+    WIN_REFS,
+    WIN_PAGES,
+    WIN_PLACE,
+    WIN_KEY,
+    WIN_BORN,
+    WIN_LAST,
+    WIN_CLASS,
+    WIN_MASK,
+    WIN_USES,
+    WIN_GAP,
+    WIN_PREV,
+    WIN_NEXT,
+    TAIL,
+    ANSWER_TAIL,
+    HEAP,
+) = range(35)
+NUM_FIELDS = 35
 
 TAG, NODE = 0, 1
 
-LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
+LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN, LOCK_LEARNS = range(5)
+NUM_LOCK_FIELDS = 5
 
 # `meta`, int64 [M_TOKEN_KEYS + P + log]: scalars that compiled functions read and write, the words of the
 # page hash, then the log of changes
@@ -121,9 +153,21 @@ LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN = range(4)
     M_LOG_LOST,  # 1: the log was full, so it does not tell all
     M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
     M_LOG_AT,  # where the log begins
+    M_BY_VALUE,  # 1: windows are kept and given up by what they are worth (value.py)
+    M_LADDER,  # tokens from the end of a prompt to the first rung (ladder.py); 0: there is no ladder
+    M_LADDER_FACTOR,  # from rung to rung
+    M_CLOCK,  # admissions
+    M_WINDOWS,  # windows in the heap
+    M_BORN,  # windows ever made
+    M_HAND,  # node of the window whose key was computed anew last, going round
+    M_EVICTED_KEY,  # key of the window that was given up last
     M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
-) = range(28)
+) = range(36)
 NUM_RUN_CLASSES = 31
+NUM_WINDOW_CLASSES = 24
+# how often requests came back to a window of each class, and how many were made; 16 binary digits
+M_HIT = M_RUN_HEAD + NUM_RUN_CLASSES
+M_MADE = M_HIT + NUM_WINDOW_CLASSES
 (
     M_HASH_MULTIPLIER,  # odd, 64 bits; from here on: secrets of the page hash (hashing.py)
     M_HASH_ADDEND,  # 64 bits
@@ -131,7 +175,7 @@ NUM_RUN_CLASSES = 31
     M_HEAD_FACTOR,  # odd
     M_ODD_FACTOR,  # odd; 0 where P is even
     M_TOKEN_KEYS,  # key of a page's first token; P of them
-) = range(M_RUN_HEAD + NUM_RUN_CLASSES, M_RUN_HEAD + NUM_RUN_CLASSES + 6)
+) = range(M_MADE + NUM_WINDOW_CLASSES, M_MADE + NUM_WINDOW_CLASSES + 6)
 
 
 # words of the smallest memory page

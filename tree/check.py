@@ -6,11 +6,13 @@ T2  CHILDREN, CHILD, DEPTH and PAGES agree along every edge
 T3  nodes and runs cover the used slots exactly once; no two runs touch
 T4  every node can be found under its parent; nothing else is filed
 T5  the Full list holds exactly the unlocked nodes, each less recent than its ancestors
-T6  the SWA list holds exactly the live nodes whose SWA is not locked
+T6  the SWA list holds exactly the live nodes that no lock of their SWA and no window covers
 T7  lock counts are what the standing locks say
 T8  the counters are the sums that they stand for
 T9  stored tokens are >= 0; siblings differ in their first page
 T10 the ring of a namespace holds exactly its nodes, each after its ancestors
+T11 WIN_REFS are what the windows say, and all of a window is live; the heap holds exactly the windows, none
+    before the one above it
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from kvcache.tree.radix_tree import RadixTree
 
 
 def check_tree(tree: RadixTree) -> None:
-    """Raise IntegrityError, with the invariant's number and name, unless all of T1 to T10 hold."""
+    """Raise IntegrityError, with the invariant's number and name, unless all of T1 to T11 hold."""
     kinds = _check_records(tree)
     nodes = np.flatnonzero(kinds == _NODE)
     _check_edges(tree, nodes, kinds)
@@ -36,6 +38,7 @@ def check_tree(tree: RadixTree) -> None:
     _check_counters(tree, nodes, kinds)
     _check_tokens(tree, nodes)
     _check_spaces(tree, nodes, np.flatnonzero(kinds == _ROOT))
+    _check_windows(tree, nodes)
 
 
 _NULL, _ROOT, _NODE, _RUN, _SPARE, _JOINED = range(6)
@@ -160,7 +163,8 @@ def _check_lists(tree: RadixTree, nodes: np.ndarray) -> None:
         above = place.get(int(f[a.PARENT, n]))
         _require(above is None or above > place[n], "T5 a node is more recent than its parent")
     swa = linked_nodes(tree, a.SWA_PREV, a.SWA_NEXT)
-    free = nodes[(f[a.SWA_LOCKS, nodes] == 0) & (f[a.LIVE, nodes] != 0)]
+    loose = (f[a.SWA_LOCKS, nodes] == 0) & (f[a.WIN_REFS, nodes] == 0)
+    free = nodes[loose & (f[a.LIVE, nodes] != 0)]
     _require(sorted(swa) == free.tolist(), "T6 members of the SWA list")
     for field, members in ((a.FULL_PREV, full), (a.SWA_PREV, swa)):
         outside = np.setdiff1d(nodes, np.array(members, np.int64))
@@ -231,3 +235,25 @@ def _check_spaces(tree: RadixTree, nodes: np.ndarray, roots: np.ndarray) -> None
             _require(int(f[a.SPACE_PREV, f[a.SPACE_NEXT, n]]) == n, "T10 links", f"node {n}")
         met |= above
     _require(met == {*nodes.tolist(), *roots.tolist()}, "T10 a node is in no ring")
+
+
+def _check_windows(tree: RadixTree, nodes: np.ndarray) -> None:
+    f = tree.nodes
+    refs = np.zeros(f.shape[1], np.int64)
+    ends = nodes[f[a.WIN_PAGES, nodes] != 0]
+    for end in ends.tolist():
+        n, left = end, int(f[a.WIN_PAGES, end])
+        while left > 0 and f[a.PARENT, n] != 0:
+            _require(f[a.LIVE, n] == 1, "T11 a window has lost a page", f"node {end}")
+            refs[n] += 1
+            left -= int(f[a.PAGES, n])
+            n = int(f[a.PARENT, n])
+        _require(left == 0, "T11 a window begins inside a node", f"node {end}")
+    _require(bool((f[a.WIN_REFS, nodes] == refs[nodes]).all()), "T11 WIN_REFS")
+    num = int(tree.meta[a.M_WINDOWS])
+    heap = f[a.HEAP, 1 : num + 1]
+    _require(sorted(heap.tolist()) == sorted(ends.tolist()), "T11 members of the heap")
+    _require(bool((f[a.WIN_PLACE, heap] == np.arange(1, num + 1)).all()), "T11 WIN_PLACE")
+    keys = [(int(f[a.WIN_KEY, n]), int(f[a.WIN_BORN, n])) for n in heap.tolist()]
+    for i in range(1, num):
+        _require(keys[(i + 1) // 2 - 1] < keys[i], "T11 order of the heap", f"place {i + 1}")

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
+    ANSWER_TAIL,
     CHILD,
     CHILDREN,
     DEPTH,
@@ -15,6 +16,7 @@ from kvcache.tree.arrays import (
     HASH,
     HEAD,
     LIVE,
+    M_BY_VALUE,
     M_FULL_PAGES,
     M_NODES,
     M_SWA_LOCKED,
@@ -28,6 +30,9 @@ from kvcache.tree.arrays import (
     START,
     SWA_LOCKS,
     SWA_PREV,
+    TAIL,
+    WIN_PAGES,
+    WIN_REFS,
     Int32Array,
     Int64Array,
 )
@@ -75,6 +80,11 @@ def new_node(
     nodes[FULL_PREV, n] = OUT
     nodes[SWA_PREV, n] = OUT
     nodes[HEAD, n] = head
+    if meta[M_BY_VALUE] != 0:
+        nodes[WIN_REFS, n] = 0
+        nodes[WIN_PAGES, n] = 0
+        nodes[TAIL, n] = 0
+        nodes[ANSWER_TAIL, n] = 0
     join_space(nodes, n, parent)
     note_node(nodes, meta, n)
     return n
@@ -108,6 +118,10 @@ def split(
     nodes[FULL_LOCKS, upper] = nodes[FULL_LOCKS, n]
     nodes[SWA_LOCKS, upper] = nodes[SWA_LOCKS, n]
     nodes[LIVE, upper] = nodes[LIVE, n]
+    if meta[M_BY_VALUE] != 0:
+        nodes[WIN_REFS, upper] = nodes[WIN_REFS, n]
+        nodes[TAIL, upper] = nodes[TAIL, n]
+        nodes[ANSWER_TAIL, upper] = nodes[ANSWER_TAIL, n]
     nodes[HASH, upper] = nodes[HASH, n]
     i = slot_of_child(meta, table, child_tag(parent, nodes[HASH, n]), n)
     table[i, NODE] = upper

@@ -27,11 +27,14 @@ from kvcache.tree.arrays import (
     PARENT,
     START,
     SWA_PREV,
+    WIN_PAGES,
     Int32Array,
     Int64Array,
 )
 from kvcache.tree.edges import make_tombstone, remove_tail, split
+from kvcache.tree.kept import drop_window, give_up_window
 from kvcache.tree.ranges import DROP_SLOT, FREE_SLOT, FREE_SLOT_SWA, emit
+from kvcache.tree.value import least_window
 
 
 @compiled
@@ -48,6 +51,8 @@ def cut(
     """Remove the last `pages` pages of leaf `n` and say so in a range."""
     slot = np.int64(nodes[START, n]) + nodes[PAGES, n] - pages
     kind = FREE_SLOT_SWA if nodes[LIVE, n] != 0 else FREE_SLOT
+    if nodes[WIN_PAGES, n] != 0:
+        drop_window(nodes, meta, n, False)
     num = emit(ranges, num, kind, -1, -1, slot, pages)
     remove_tail(nodes, meta, table, slab, n, pages)
     return num
@@ -143,7 +148,11 @@ def evict(
     while swa < swa_pages:
         x = np.int64(nodes[SWA_PREV, NO_NODE])
         if x == NO_NODE:
-            break
+            x = least_window(nodes, meta)
+            if x == 0:
+                break
+            give_up_window(nodes, meta, x)
+            continue
         pages = np.int64(nodes[PAGES, x])
         n = min(pages, swa_pages - swa)
         if n < pages:

@@ -20,10 +20,13 @@ from kvcache.tree.arrays import (
     HEAD,
     LIVE,
     LOCK_END,
+    LOCK_LEARNS,
     LOCK_NODE,
     LOCK_SWA,
     M_BIGRAM,
+    M_BY_VALUE,
     M_KEEP_PAGES,
+    M_LADDER,
     M_PAGE_SIZE,
     PAGES,
     PARENT,
@@ -37,6 +40,8 @@ from kvcache.tree.changes import note_tokens
 from kvcache.tree.children import find_child
 from kvcache.tree.edges import file_node, make_live, new_node, split
 from kvcache.tree.join import are_alike, join
+from kvcache.tree.kept import make_window, note_tails
+from kvcache.tree.ladder import checkpoints
 from kvcache.tree.lock import lock_full, lock_swa, unlock_swa
 from kvcache.tree.ranges import (
     ADOPT,
@@ -49,7 +54,8 @@ from kvcache.tree.ranges import (
 )
 from kvcache.tree.slab import take_slots
 from kvcache.tree.tokens import copy_tokens, matching_tokens, storable_tokens
-from kvcache.tree.windows import kept_windows, next_edge
+from kvcache.tree.value import ANSWER, learn_fork
+from kvcache.tree.windows import kept_windows, next_edge, windows_at
 
 # columns of an insert request, int64 [batch, NUM_REQUEST]
 (
@@ -62,9 +68,11 @@ from kvcache.tree.windows import kept_windows, next_edge
     RECEIPT,  # the row's lock; it moves to the new end
     HINT_FROM,  # first hint of the request
     HINT_TO,
+    PROMPT_LEN,  # units of the prompt, 0 = unknown
+    ENDS,  # 1: the request ends with this insert
     MATCHED_END,  # out: pages from the row's prefix on that the tree already had
-) = range(10)
-NUM_REQUEST = 10
+) = range(12)
+NUM_REQUEST = 12
 
 
 @compiled
@@ -246,6 +254,7 @@ def insert(
     ranges: Int32Array,
     marks: Int64Array,
     kept: Int64Array,
+    found: Int64Array,
 ) -> int:
     """Insert a batch, strictly in order, and move each row's lock to its new end.
 
@@ -256,6 +265,7 @@ def insert(
         every: Period of the periodic checkpoints, tokens; 0 = none.
         ranges: [capacity, 5], out; room for three ranges a page and four a request.
         marks, kept: Scratch of `kept_windows`.
+        found: [at least pages of the insert, 2], scratch.
 
     Returns:
         -1: `ranges` or the scratch is too small, and nothing was done. Else the number of ranges.
@@ -273,24 +283,48 @@ def insert(
         owned = np.int64(locks[LOCK_END, k])
         end = requests[b, INSERT_END]
         requests[b, MATCHED_END] = owned
+        by_value = meta[M_BY_VALUE] != 0
+        num_found = 0
+        prompt = requests[b, PROMPT_LEN] // page_size
         if end <= owned:
+            if by_value and requests[b, ENDS] != 0 and owned > 0:
+                if locks[LOCK_LEARNS, k] != 0:
+                    learn_fork(nodes, meta, anchor, owned)
+                make_window(nodes, meta, table, slab, anchor, owned, ANSWER)
+                note_tails(nodes, meta, anchor, prompt, owned)
             continue
         at = requests[b, AT] + bigram
         head = np.int64(keys[at - 1]) if bigram != 0 else np.int64(-1)
         frontier = requests[b, FRONTIER] if keep_pages > 0 else end
-        num_kept = kept_windows(
-            owned,
-            end,
-            frontier,
-            keep_pages,
-            requests[b, RESEND_END],
-            requests[b, BRANCH_AT],
-            every,
-            page_size,
-            hints[requests[b, HINT_FROM] : requests[b, HINT_TO]],
-            marks,
-            kept,
-        )
+        if by_value or meta[M_LADDER] != 0:
+            num_found = checkpoints(
+                meta,
+                owned,
+                end,
+                requests[b, RESEND_END],
+                requests[b, PROMPT_LEN],
+                requests[b, BRANCH_AT],
+                every,
+                hints[requests[b, HINT_FROM] : requests[b, HINT_TO]],
+                requests[b, ENDS] != 0,
+                marks,
+                found,
+            )
+            num_kept = windows_at(found, num_found, owned, end, frontier, keep_pages, kept)
+        else:
+            num_kept = kept_windows(
+                owned,
+                end,
+                frontier,
+                keep_pages,
+                requests[b, RESEND_END],
+                requests[b, BRANCH_AT],
+                every,
+                page_size,
+                hints[requests[b, HINT_FROM] : requests[b, HINT_TO]],
+                marks,
+                kept,
+            )
         i = 0
         node, page = anchor, owned
         while page < end:
@@ -307,6 +341,10 @@ def insert(
             node = child
             page += n
         requests[b, MATCHED_END] = page
+        if by_value and locks[LOCK_LEARNS, k] != 0 and (page < end or end >= prompt):
+            locks[LOCK_LEARNS, k] = 0
+            if page > 0:
+                learn_fork(nodes, meta, node, page)
         num, last = _append(
             nodes,
             meta,
@@ -334,6 +372,11 @@ def insert(
         locks[LOCK_NODE, k] = node
         locks[LOCK_END, k] = end
         locks[LOCK_SWA, k] = first
+        if by_value:
+            for c in range(num_found):
+                make_window(nodes, meta, table, slab, node, found[c, 0], found[c, 1])
+            if (owned < prompt and prompt <= end) or requests[b, ENDS] != 0:
+                note_tails(nodes, meta, node, prompt, end)
         below = np.int64(nodes[CHILD, anchor])
         # unlocking may have joined the two already
         if nodes[SWA_LOCKS, anchor] >= 0 and below != 0 and are_alike(nodes, anchor, below):

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcache.compiled import compiled, inlined
 from kvcache.tree.arrays import (
+    ANSWER_TAIL,
     BIRTH,
     CHILD,
     CHILDREN,
@@ -36,6 +37,9 @@ from kvcache.tree.arrays import (
     START,
     SWA_LOCKS,
     SWA_PREV,
+    TAIL,
+    WIN_PAGES,
+    WIN_REFS,
     Int32Array,
     Int64Array,
 )
@@ -56,6 +60,11 @@ def are_alike(nodes: Int32Array, upper: int, lower: int) -> bool:
         and nodes[SWA_LOCKS, upper] == nodes[SWA_LOCKS, lower]
         and nodes[START, upper] + nodes[PAGES, upper] == nodes[START, lower]
         and nodes[PARENT, upper] != 0
+        # of the same windows: with as many of them and none that ends between the two
+        and nodes[WIN_REFS, upper] == nodes[WIN_REFS, lower]
+        and nodes[WIN_PAGES, upper] == 0
+        and nodes[TAIL, upper] == nodes[TAIL, lower]
+        and nodes[ANSWER_TAIL, upper] == nodes[ANSWER_TAIL, lower]
         # pages of a node go from its end in the Full list, from its beginning in the SWA list
         and (nodes[FULL_PREV, lower] == upper or nodes[FULL_PREV, lower] == OUT)
         and (nodes[SWA_PREV, upper] == lower or nodes[SWA_PREV, upper] == OUT)

@@ -14,11 +14,14 @@ from kvcache.tree.arrays import (
     CHILDREN,
     DEPTH,
     FULL_LOCKS,
+    JOINED,
     LIVE,
     LOCK_END,
     LOCK_GEN,
+    LOCK_LEARNS,
     LOCK_NODE,
     LOCK_SWA,
+    M_BY_VALUE,
     M_FULL_LOCKED,
     M_KEEP_PAGES,
     M_LOCKS_FREE,
@@ -29,13 +32,15 @@ from kvcache.tree.arrays import (
     PARENT,
     SWA_LOCKS,
     SWA_PREV,
+    WIN_REFS,
     Int32Array,
     Int64Array,
 )
 from kvcache.tree.edges import node_ending_at
 from kvcache.tree.join import are_alike, join, standing
-from kvcache.tree.match import REUSE, REUSE_GEN, REUSE_NODE
+from kvcache.tree.match import FULL_HIT, REUSE, REUSE_GEN, REUSE_NODE
 from kvcache.tree.recency import push_full, push_swa, unlink_full, unlink_swa
+from kvcache.tree.value import note_admission, rekey_locked
 
 
 @compiled
@@ -92,6 +97,8 @@ def lock_swa(
             meta[M_SWA_LOCKED] += nodes[PAGES, x]
         nodes[SWA_LOCKS, x] += 1
         x = np.int64(nodes[PARENT, x])
+    if meta[M_BY_VALUE] != 0:
+        rekey_locked(nodes, meta, node, first, 1)
     return first
 
 
@@ -110,7 +117,7 @@ def unlock_swa(
         nodes[SWA_LOCKS, x] -= 1
         if nodes[SWA_LOCKS, x] == 0 and nodes[LIVE, x] != 0:
             meta[M_SWA_LOCKED] -= nodes[PAGES, x]
-            if nodes[SWA_PREV, x] == OUT:
+            if nodes[SWA_PREV, x] == OUT and nodes[WIN_REFS, x] == 0:
                 push_swa(nodes, x, after)
                 after = x
         parent = np.int64(nodes[PARENT, x])
@@ -122,6 +129,9 @@ def unlock_swa(
         x = parent
     if below != 0 and are_alike(nodes, x, below):
         join(nodes, meta, table, x, below)
+    if meta[M_BY_VALUE] != 0:
+        x = np.int64(node)
+        rekey_locked(nodes, meta, nodes[CHILD, x] if nodes[SWA_LOCKS, x] == JOINED else x, first, 0)
 
 
 @compiled
@@ -164,6 +174,11 @@ def lock_matched(
         end = np.int64(results[REUSE, index[i]]) // page_size
         anchor = standing(nodes, results[REUSE_NODE, index[i]], results[REUSE_GEN, index[i]], end)
         n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
+        learns = False
+        if meta[M_BY_VALUE] != 0:
+            learns = note_admission(
+                nodes, meta, n, end, np.int64(results[FULL_HIT, index[i]]) // page_size
+            )
         lock_full(nodes, meta, n, 0)
         first = lock_swa(nodes, meta, table, slab, n, end, 0)
         meta[M_LOCKS_FREE] -= 1
@@ -171,6 +186,7 @@ def lock_matched(
         locks[LOCK_NODE, k] = n
         locks[LOCK_END, k] = end
         locks[LOCK_SWA, k] = first
+        locks[LOCK_LEARNS, k] = learns
         receipts[i] = (np.int64(locks[LOCK_GEN, k]) << 32) | k
 
 

@@ -55,6 +55,10 @@ class RadixTree(Uncopied):
         max_locks: Locks at a time.
         max_roots: Namespaces at a time.
         hash_seed: Seed of the page hash, in [0, 2^64).
+        by_value: Whether windows are kept and given up by what they are worth (value.py); else the least
+            recently used pages go first.
+        ladder: Tokens of the first rung before a prompt's end at which a window is kept, and the factor
+            from rung to rung (ladder.py); None: no rungs.
         first_level: Slots that the child table begins with, a power of two, >= 4.
     """
 
@@ -69,6 +73,8 @@ class RadixTree(Uncopied):
         max_roots: int,
         hash_seed: int = 0,
         first_level: int | None = None,
+        by_value: bool = False,
+        ladder: tuple[int, int] | None = None,
     ) -> None:
         self.max_roots = max_roots
         self.num_roots = 0
@@ -82,11 +88,14 @@ class RadixTree(Uncopied):
         self.meta[a.M_KEEP_PAGES] = keep_pages
         self.meta[a.M_BIGRAM] = int(bigram)
         self.meta[a.M_BUMP] = 1
+        self.meta[a.M_BY_VALUE] = int(by_value and keep_pages > 0)
+        first, factor = ladder if ladder and keep_pages > 0 else (0, 2)
+        self.meta[a.M_LADDER], self.meta[a.M_LADDER_FACTOR] = first, factor
         self.meta[a.M_SLAB_SIZE] = num_slots
         self.tokens = a.token_slab(num_slots * page_size)
         self.table = a.child_table(num_slots, first_level or FIRST_LEVEL, self.meta)
         self._first_level = self.meta.item(a.M_TABLE_MASK) + 1
-        self.locks: Int32Array = np.zeros((4, max_locks), np.int32)
+        self.locks: Int32Array = np.zeros((a.NUM_LOCK_FIELDS, max_locks), np.int32)
         self.free_locks: Int32Array = np.arange(max_locks - 1, -1, -1, dtype=np.int32)
         self.meta[a.M_LOCKS_FREE] = max_locks
         self.notes: Int32Array = np.zeros((1024, NUM_NOTE), np.int32)
@@ -94,6 +103,7 @@ class RadixTree(Uncopied):
         self._marks: Int64Array = np.zeros(1024, np.int64)
         self._kept: Int64Array = np.zeros((1024, 2), np.int64)
         self._marked = np.zeros(0, np.uint8)
+        self._found: Int64Array = np.zeros((1024, 2), np.int64)
 
     # -- sizes ---------------------------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class RadixTree(Uncopied):
         records = int(self.meta[a.M_BUMP]) * a.NUM_FIELDS * 4
         tokens = int(self.meta[a.M_SLAB_TOP] * self.meta[a.M_PAGE_SIZE]) * 4
         rest = (self.meta, self.locks, self.free_locks, self.notes)
-        scratch = (self._ranges, self._marks, self._kept, self._marked)
+        scratch = (self._ranges, self._marks, self._kept, self._found, self._marked)
         return records + tokens + table + sum(x.nbytes for x in rest + scratch)
 
     @property
@@ -364,6 +374,7 @@ class RadixTree(Uncopied):
             self._ranges,
             self._marks,
             self._kept,
+            self._found,
         )
 
     def _room_for_insert(self, requests: Int64Array) -> None:
@@ -373,6 +384,7 @@ class RadixTree(Uncopied):
         if self._marks.shape[0] <= widest:
             self._marks = np.zeros(2 * widest + 2, np.int64)
             self._kept = np.zeros((self._marks.shape[0], 2), np.int64)
+            self._found = np.zeros((self._marks.shape[0], 2), np.int64)
 
     def evict(self, full_pages: int, swa_pages: int) -> tuple[Int32Array, int, int]:
         """Free what is unlocked, least recent first (evict.py); return (ranges, Full pages, SWA pages)."""

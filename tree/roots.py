@@ -17,14 +17,21 @@ from kvcache.tree.arrays import (
     LIVE,
     LOCK_GEN,
     LOCK_NODE,
+    M_BORN,
     M_BUMP,
+    M_BY_VALUE,
+    M_CLOCK,
+    M_EVICTED_KEY,
     M_FULL_LOCKED,
     M_FULL_PAGES,
+    M_HAND,
+    M_HIT,
     M_JOINED,
     M_JOINED_LAST,
     M_LOCKS_FREE,
     M_LOG_LOST,
     M_LOG_ROOM,
+    M_MADE,
     M_MOVED,
     M_NODES,
     M_NUM_JOINED,
@@ -36,8 +43,10 @@ from kvcache.tree.arrays import (
     M_SWA_LOCKED,
     M_SWA_PAGES,
     M_TOUCHES,
+    M_WINDOWS,
     NO_NODE,
     NUM_RUN_CLASSES,
+    NUM_WINDOW_CLASSES,
     OUT,
     PAGES,
     PARENT,
@@ -47,6 +56,11 @@ from kvcache.tree.arrays import (
     SWA_LOCKS,
     SWA_NEXT,
     SWA_PREV,
+    WIN_NEXT,
+    WIN_PAGES,
+    WIN_PLACE,
+    WIN_PREV,
+    WIN_REFS,
     Int32Array,
     Int64Array,
 )
@@ -96,10 +110,19 @@ def reset(nodes: Int32Array, meta: Int64Array, locks: Int32Array, free_locks: In
             note_node(nodes, meta, n)
         else:
             spare_record(nodes, meta, n)
-    for list_end in (FULL_PREV, FULL_NEXT, SWA_PREV, SWA_NEXT):
+    for list_end in (FULL_PREV, FULL_NEXT, SWA_PREV, SWA_NEXT, WIN_PREV, WIN_NEXT):
         nodes[list_end, NO_NODE] = NO_NODE
     for count in (M_NODES, M_FULL_PAGES, M_SWA_PAGES, M_FULL_LOCKED, M_SWA_LOCKED, M_TOUCHES):
         meta[count] = 0
+    for count in (M_CLOCK, M_WINDOWS, M_BORN, M_HAND, M_EVICTED_KEY):
+        meta[count] = 0
+    for c in range(NUM_WINDOW_CLASSES):
+        meta[M_HIT + c] = 0
+        meta[M_MADE + c] = 0
+    if meta[M_BY_VALUE] != 0:
+        nodes[WIN_REFS, :] = 0
+        nodes[WIN_PAGES, :] = 0
+        nodes[WIN_PLACE, :] = 0
     meta[M_OLD_MASK] = 0
     meta[M_MOVED] = 0
     meta[M_SLAB_TOP] = 0

@@ -113,6 +113,23 @@ def kept_windows(
     return _keep_trailing(kept, n, owned, end, frontier, keep)
 
 
+@compiled
+def windows_at(
+    found: Int64Array,
+    num: int,
+    owned: int,
+    end: int,
+    frontier: int,
+    keep: int,
+    kept: Int64Array,
+) -> int:
+    """As `kept_windows`, for checkpoints `found[:num, 0]`, ascending, and what the row has before `end`."""
+    n = 0
+    for i in range(num if keep > 0 else 0):
+        n = _keep_window(kept, n, found[i, 0], owned, end, frontier, keep)
+    return _keep_trailing(kept, n, owned, end, frontier, keep) if keep > 0 else 0
+
+
 @inlined
 def next_edge(kept: Int64Array, num: int, i: int, page: int, end: int) -> tuple[int, int, bool]:
     """Return (interval to go on with, end of the stretch from `page` on, whether the stretch is kept)."""

@@ -77,11 +77,17 @@ class DeviceMatch(Uncopied):
     """
 
     def __init__(
-        self, matcher: DeviceMatcher, results: torch.Tensor, namespaces: Int64Array, touch: bool
+        self,
+        matcher: DeviceMatcher,
+        results: torch.Tensor,
+        namespaces: Int64Array,
+        key_lens: Int64Array,
+        touch: bool,
     ) -> None:
         self.results = results
         self.namespaces = namespaces
         self._matcher = matcher
+        self._key_lens = key_lens
         self._touch = touch
         self._host: torch.Tensor | None = None
         self._copied: Any = None
@@ -146,7 +152,8 @@ class DeviceMatch(Uncopied):
             if self._copied is not None:
                 self._copied.synchronize()
             results = self._host.numpy().copy()
-            self._batch = MatchBatch(results, self.namespaces, self._matcher.tree)
+            tree = self._matcher.tree
+            self._batch = MatchBatch(results, self.namespaces, tree, self._key_lens)
         return self._batch
 
 
@@ -164,7 +171,7 @@ class DeviceMatcher(Uncopied):
         device = plane.pools.tops.device
         num = len(keys)
         results = torch.empty((MATCH_FIELDS, num), dtype=torch.int32, device=device)
-        found = DeviceMatch(self, results, handles, touch)
+        found = DeviceMatch(self, results, handles, keys.lens.copy(), touch)
         if num == 0:
             return found
         placed = mirror.update(keys.starts, keys.lens, handles & 0xFFFFFFFF)

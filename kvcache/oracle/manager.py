@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from kvcache.errors import InvalidInputError
 from kvcache.oracle.requests import Disagreement, Match, ReferenceRequests, Row, Taken
-from kvcache.oracle.state import RowState, State, check_rules, require
+from kvcache.oracle.state import RowState, State, WindowState, check_rules, require
 from kvcache.oracle.tree import Page
+from kvcache.oracle.windows import ANSWER, FORK, HINT, PERIOD, PROMPT
 
 __all__ = ["Committed", "Disagreement", "Match", "ReferenceManager", "Taken"]
 
@@ -31,29 +32,44 @@ class Committed(NamedTuple):
 class ReferenceManager(ReferenceRequests):
     """The manager's calls in plain form: requests, rows, keys and hints are lists of ints.
 
-    `branch`, `hints` and `every` (a period in tokens, 0: off) are the checkpoint policies. Errors
-    are those of the manager, and after one nothing has changed.
+    `branch`, `hints`, `every` (a period in tokens, 0: off) and `ladder` (tokens of the first rung, factor)
+    are the checkpoint policies, `value` whether windows go by their worth. Errors are those of the manager,
+    and after one nothing has changed.
     """
 
     # inserting
 
-    def checkpoints(self, state: Row, known: int, hints: list[int]) -> set[int]:
-        """Lengths at which an insert of `known` tokens keeps a window."""
+    def checkpoints(self, state: Row, known: int, hints: list[int], ends: bool) -> dict[int, int]:
+        """Lengths at which an insert of `known` tokens keeps a window, and the class of each."""
         end = self.end(known)
-        lengths = {end, self.resend_end(known)}
-        if self.with_branch:
-            lengths.add(state.branch)
-        if self.with_hints:
-            lengths.update(self.floor(hint) for hint in hints)
+        prompt = len(self.units([0] * state.prompt))
+        found: dict[int, int] = {}  # what is named later stays
         if self.every > 0:
-            lengths.update(self.floor(n) for n in range(self.every, end + 1, self.every))
-        return {c for c in lengths if len(state.path) * self.page_size < c <= end}
+            found.update(
+                (self.floor(n), PERIOD) for n in range(self.every, end + self.page_size, self.every)
+            )
+        if self.ladder is not None:
+            reach, rungs = max(self.page_size, self.ladder[0]), []
+            while reach < prompt:
+                rungs.append(self.floor(prompt - reach))
+                reach *= self.ladder[1]
+            for k, length in reversed([*enumerate(rungs)]):
+                found[length] = min(k, 15)
+        if ends or not self.by_value:
+            found.update({end: ANSWER, self.resend_end(known): ANSWER})
+        if self.with_hints:
+            found.update((self.floor(hint), HINT) for hint in hints)
+        if self.by_value:
+            found.update({self.floor(prompt): PROMPT, self.floor(max(prompt - 1, 0)): PROMPT})
+        if self.with_branch:
+            found[state.branch] = FORK
+        return {c: found[c] for c in sorted(found) if len(state.path) * self.page_size < c <= end}
 
-    def kept_pages(self, state: Row, known: int, hints: list[int]) -> set[int]:
+    def kept_pages(self, state: Row, known: int, checkpoints: dict[int, int]) -> set[int]:
         """Indices of the pages to keep live: windows of which the row still has all its part, and its own."""
         owned = len(state.path)
         kept = {i for i in self.trailing(state, self.end(known)) if i >= owned}
-        for checkpoint in self.checkpoints(state, known, hints):
+        for checkpoint in checkpoints:
             mine = [i for i in self.window(checkpoint) if i >= owned]
             if all(state.own[i - owned][1] is not None for i in mine):
                 kept.update(mine)
@@ -63,8 +79,13 @@ class ReferenceManager(ReferenceRequests):
         self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
     ) -> list[Committed]:
         """Hand each row's whole computed pages to the tree, one request after the other."""
+        return self.insert(rows, keys, hints, ends=False)
+
+    def insert(
+        self, rows: list[int], keys: list[list[int]], hints: list[list[int]], *, ends: bool
+    ) -> list[Committed]:
         states = self.checked_keys(rows, keys, hints)
-        return [self.commit_one(*args) for args in zip(states, keys, hints, strict=True)]
+        return [self.commit_one(*args, ends) for args in zip(states, keys, hints, strict=True)]
 
     def checked_keys(
         self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
@@ -92,19 +113,29 @@ class ReferenceManager(ReferenceRequests):
         """Tokens that can be handed over: computed, and on the host. The host may be a step behind."""
         return min(state.computed, len(key))
 
-    def commit_one(self, state: Row, key: list[int], hints: list[int]) -> Committed:
+    def commit_one(self, state: Row, key: list[int], hints: list[int], ends: bool) -> Committed:
         end = self.end(self.known(state, key))
         first, last = len(state.path), end // self.page_size
         known = 0
+        prompt = len(self.unit_pages([0] * state.prompt))
         if last <= first:
+            if self.by_value and ends and first > 0:
+                if state.learns:
+                    self.learn_fork(state.path)
+                self.make_window(state.path, ANSWER)
+                self.note_tails(state.path, prompt, first)
             return Committed(first * self.page_size, first * self.page_size)
-        kept = self.kept_pages(state, self.known(state, key), hints)
+        checkpoints = self.checkpoints(state, self.known(state, key), hints, ends)
+        kept = self.kept_pages(state, self.known(state, key), checkpoints)
         unit_keys = self.unit_pages(key)
         parent = state.path[-1] if state.path else self.roots[state.namespace]
         newly_live: list[Page] = []
         for i in range(first, last):
             full_id, swa_id = state.own[i - first]
             page = parent.children.get(unit_keys[i])
+            if state.learns and (page is None or i + 1 == last >= prompt):
+                state.learns = False
+                self.learn_fork(state.path if page is None else [*state.path, page])
             if page is None:
                 page = Page(unit_keys[i], parent, full_id, None)
                 parent.children[unit_keys[i]] = page
@@ -127,6 +158,11 @@ class ReferenceManager(ReferenceRequests):
         state.swa_locked = [state.path[i] for i in self.trailing(state, end)]
         self.lock(state.path[first:], state.swa_locked)
         self.unlock([], old_window)
+        if self.by_value:
+            for checkpoint, kind in checkpoints.items():
+                self.make_window(state.path[: checkpoint // self.page_size], kind)
+            if first < prompt <= last or ends:
+                self.note_tails(state.path, prompt, last)
         return Committed(end, (first + known) * self.page_size)
 
     # the end of a request
@@ -135,7 +171,7 @@ class ReferenceManager(ReferenceRequests):
         self, rows: list[int], keys: list[list[int]], hints: list[list[int]]
     ) -> list[Committed]:
         """Commit the whole batch, then end each row."""
-        committed = self.commit(rows, keys, hints)
+        committed = self.insert(rows, keys, hints, ends=True)
         self.abort(rows)
         return committed
 
@@ -171,6 +207,7 @@ class ReferenceManager(ReferenceRequests):
             for page in self.path_pages(root):
                 page.attached = False
             root.children.clear()
+        self.forget_windows()
 
     # comparing
 
@@ -185,6 +222,21 @@ class ReferenceManager(ReferenceRequests):
             tree=tree,
             full_order=self.full_order(),
             swa_order=self.swa_order(),
+            windows={
+                w.pages[-1].full_id: WindowState(
+                    [page.full_id for page in w.pages],
+                    w.kind,
+                    w.last,
+                    w.uses,
+                    w.gap,
+                    sorted(w.inherited),
+                    w.key,
+                )
+                for w in self.windows
+            },
+            tails={page.full_id: (page.tail, page.answer_tail) for _, page in self.pages()},
+            learned=[self.hits[kind] for kind in range(23)]
+            + [self.made[kind] for kind in range(23)],
             free_full=frozenset(self.free_full),
             free_swa=frozenset(self.free_swa),
             swa_map=swa_map,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvcache.errors import CapacityError, InvalidInputError, ReceiptError, StaleMatchError
-from kvcache.oracle.tree import Page, ReferenceTree
+from kvcache.oracle.tree import Page
+from kvcache.oracle.windows import ReferenceWindows
 
 # (row handle, page index) -> the Full page and the SWA page (None without an SWA pool) that were put there
 Taken = Callable[[int, int], "tuple[int, int | None]"]
@@ -40,6 +41,8 @@ class Row:
     frontier: int
     branch: int
     swa_locked: list[Page]  # the window that this row locks; empty after an early release
+    prompt: int = 0  # tokens of the prompt
+    learns: bool = False  # whether it is to be learned yet where it forks
 
 
 class Match(NamedTuple):
@@ -51,9 +54,10 @@ class Match(NamedTuple):
     branch: int
     path: list[Page]  # the pages of [0, reuse)
     lost_behind: int  # pages behind `path` that had left the tree
+    key_len: int  # tokens of the key
 
 
-class ReferenceRequests(ReferenceTree):
+class ReferenceRequests(ReferenceWindows):
     """Rows: matching, admission, growth, sliding. The arguments are those of ReferenceManager."""
 
     def __init__(
@@ -70,6 +74,8 @@ class ReferenceRequests(ReferenceTree):
         branch: bool = False,
         hints: bool = False,
         every: int = 0,
+        ladder: tuple[int, int] | None = None,
+        value: bool = False,
         max_namespaces: int = 4096,
     ) -> None:
         super().__init__(
@@ -83,6 +89,8 @@ class ReferenceRequests(ReferenceTree):
         self.attention_window = window or 0
         self.max_rows, self.max_len, self.max_namespaces = max_rows, max_len, max_namespaces
         self.with_branch, self.with_hints, self.every = branch, hints, every
+        self.ladder, self.by_value = ladder if self.has_swa else None, value and self.has_swa
+        self.forget_windows()
         # the default first, then in the order of look-up
         self.namespaces: dict[Hashable, int] = {}
         self.looked_up: set[Hashable] = set()  # since the last match
@@ -184,7 +192,9 @@ class ReferenceRequests(ReferenceTree):
         branch = len(path) * self.page_size if len(path) > reuse else -1
         size = self.page_size
         lost = path[reuse - 1].lost_behind if reuse else 0
-        return Match(handle, len(path) * size, reuse * size, branch, path[:reuse], lost)
+        return Match(
+            handle, len(path) * size, reuse * size, branch, path[:reuse], lost, len(tokens)
+        )
 
     def stale(self, match: Match) -> bool:
         """Whether something that `match` would reuse has gone since."""
@@ -215,11 +225,23 @@ class ReferenceRequests(ReferenceTree):
             agree(index_of(row) not in in_use, "a new row was not in use")
             agree(row not in self.handles, "a handle is of one request for ever")
             self.handles.add(row)
+            learns = self.by_value and self.note_admission(
+                match.path, match.full_hit // self.page_size
+            )
             window = [match.path[i] for i in self.window(match.reuse)]
             self.lock(match.path, window)
             reuse = match.reuse
             self.rows[row] = Row(
-                match.namespace, [*match.path], [], reuse, reuse, 0, match.branch, window
+                match.namespace,
+                [*match.path],
+                [],
+                reuse,
+                reuse,
+                0,
+                match.branch,
+                window,
+                match.key_len + 1,
+                learns,
             )
 
     def capacity(self) -> tuple[int, int, int]:

@@ -29,12 +29,29 @@ class RowState(NamedTuple):
     pages: list[int]  # Full pages by position: the tree's in [0, owned), then its own
 
 
+class WindowState(NamedTuple):
+    """One kept window; the key of `State.windows` is the Full page at which it ends."""
+
+    pages: list[int]  # Full pages
+    kind: int
+    last: int
+    uses: int
+    gap: int
+    inherited: list[int]
+    key: int
+
+
 class State(NamedTuple):
     """A snapshot. Page ids are those of the device; a list is in order, all else is a set."""
 
     tree: dict[int, TreePage]
     full_order: list[int]  # Full pages of the tree without a Full lock, first to go first
-    swa_order: list[int]  # Full pages of live tree pages without an SWA lock, first to go first
+    swa_order: list[int]  # Full pages of live tree pages that nothing keeps, first to go first
+    windows: dict[int, WindowState]
+    tails: dict[
+        int, tuple[int, int]
+    ]  # Full page -> ends of the last prompt and answer through it, pages
+    learned: list[int]  # hits and windows made, by class
     free_full: frozenset[int]
     free_swa: frozenset[int]
     swa_map: dict[int, int]  # Full page -> SWA page, live entries only
@@ -93,8 +110,11 @@ def check_rules(
         sorted(state.full_order) == sorted(f for f, p in state.tree.items() if p.full_locks == 0),
         "every page without a Full lock is in the Full recency order",
     )
+    kept = {full_id for window in state.windows.values() for full_id in window.pages}
     require(
         sorted(state.swa_order)
-        == sorted(f for f, p in state.tree.items() if p.swa_id and p.swa_locks == 0),
-        "every live page without an SWA lock is in the SWA recency order",
+        == sorted(
+            f for f, p in state.tree.items() if p.swa_id and not p.swa_locks and f not in kept
+        ),
+        "every live page that no SWA lock and no window keeps is in the SWA recency order",
     )

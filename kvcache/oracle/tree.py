@@ -31,6 +31,24 @@ class Page:
     swa_time: int = 0
     attached: bool = True  # False once it has left the tree
     lost_behind: int = 0  # pages below it that have left the tree
+    window: Window | None = None  # that ends with it
+    windows: int = 0  # that cover it
+    tail: int = 0  # pages of the last prompt through it
+    answer_tail: int = 0  # the same with its answer
+
+
+@dataclass(eq=False)
+class Window:
+    """The kept SWA pages that end at a checkpoint."""
+
+    pages: list[Page]
+    kind: int
+    born: int
+    last: int
+    uses: int
+    gap: int = 0  # admissions between uses, in 1/256; 0: unknown
+    inherited: set[int] = field(default_factory=set)
+    key: int = 0
 
 
 class ReferenceTree:
@@ -156,7 +174,9 @@ class ReferenceTree:
         for page in swa:
             page.swa_locks -= 1
         self.touch_full([page for page in full if page.full_locks == 0])
-        self.touch_swa([page for page in swa if page.swa_locks == 0 and page.swa_id is not None])
+        self.touch_swa(
+            [p for p in swa if p.swa_locks == 0 and p.swa_id is not None and p.windows == 0]
+        )
 
     def unlocked(self) -> tuple[int, int]:
         """Pages of the tree that eviction could free: Full, SWA."""
@@ -165,6 +185,14 @@ class ReferenceTree:
         return full, sum(page.swa_locks == 0 and page.swa_id is not None for page in pages)
 
     # eviction
+
+    def loose(self) -> list[Page]:
+        """Live pages that nothing keeps."""
+        return [p for _, p in self.pages() if p.swa_id is not None and p.swa_locks == 0]
+
+    def make_loose(self) -> bool:
+        """Give up something that keeps pages; whether there was anything."""
+        return False
 
     def evict(self, full_need: int, swa_need: int) -> tuple[int, int]:
         """Free at least so many pages, or all that may go; return how many: Full, SWA."""
@@ -175,10 +203,12 @@ class ReferenceTree:
                 break
             self.remove_and_trim(min(leaves, key=lambda page: page.full_time))
         while len(self.free_swa) - swa_before < swa_need:
-            live = [p for _, p in self.pages() if p.swa_id is not None and p.swa_locks == 0]
-            if not live:
+            loose = self.loose()
+            if not loose:
+                if self.make_loose():
+                    continue
                 break
-            victim = min(live, key=lambda page: page.swa_time)
+            victim = min(loose, key=lambda page: page.swa_time)
             if victim.children or victim.full_locks > 0:
                 self.drop_swa(victim)
                 self.counts["tombstoned"] += 1
@@ -235,6 +265,5 @@ class ReferenceTree:
         return [page.full_id for page in sorted(pages, key=lambda page: page.full_time)]
 
     def swa_order(self) -> list[int]:
-        live = [page for _, page in self.pages() if page.swa_id is not None]
-        pages = [page for page in live if page.swa_locks == 0]
-        return [page.full_id for page in sorted(pages, key=lambda page: page.swa_time)]
+        pages = sorted(self.loose(), key=lambda page: page.swa_time)
+        return [page.full_id for page in pages]

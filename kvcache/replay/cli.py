@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvcache.checkpoints import CheckpointPolicy
     from kvcache.replay.config import EngineConfig
     from kvcache.replay.counters import ReplayResult, Timeline
     from kvcache.replay.trace import Trace
@@ -85,7 +84,7 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--checkpoints",
         metavar="POLICY",
-        help="none, or a list of branch, hints, every=N; default branch",
+        help="none, or a list of branch, ladder, hints, every=N; default branch, and by value branch,ladder",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
 
@@ -97,6 +96,11 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
         default=8192,
         metavar="N",
         help="prompt tokens of a step, shared by its prefills; 0: whole prompts; default 8192",
+    )
+    group.add_argument(
+        "--retention",
+        metavar="POLICY",
+        help="what goes first: lru (the default), or value: whole windows, by what they are worth",
     )
     group.add_argument(
         "--running",
@@ -121,6 +125,9 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--abort-every", type=int, default=0, metavar="N", help="cancel every N-th request halfway"
     )
     group.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    group.add_argument(
+        "--max-output", type=int, metavar="N", help="generate at most N tokens a request"
+    )
     group.add_argument(
         "--arrivals",
         action="store_true",
@@ -198,13 +205,12 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_writable("--plot", args.plot)
         check_plot("--plot", args.plot)
-    policies = _policies(args)
     config = _config(args)
+    configs = _policies(args, config)
     trace = _trace(args)
-    configs = [replace(config, checkpoints=checkpoints) for checkpoints in policies.values()]
-    for each in configs:
+    for each in configs.values():
         each.cache_config(trace)
-    runs = _replay_all(args, trace, dict(zip(policies, configs, strict=True)))
+    runs = _replay_all(args, trace, configs)
     results = [result for result, _ in runs]
     if args.json is not None:
         options = _options(args, config)
@@ -249,13 +255,23 @@ def _refuse_idle_options(args: argparse.Namespace) -> None:
             raise InvalidInputError(f"--{option}: {reason}")
 
 
-def _policies(args: argparse.Namespace) -> dict[str, tuple[CheckpointPolicy, ...]]:
-    """The checkpoint policies to run, by the name that reports use."""
-    from kvcache.checkpoints import parse_checkpoints
+def _policies(args: argparse.Namespace, config: EngineConfig) -> dict[str, EngineConfig]:
+    """The configurations to run, by the name of their policies in reports."""
+    from kvcache.policies.checkpoints import parse_checkpoints
+    from kvcache.policies.retention import Lru, Value, parse_retention
 
-    given = args.checkpoints.replace(" ", "") if args.checkpoints is not None else "branch"
+    retention = parse_retention(args.retention or "lru")
+    by_value = isinstance(retention, Value)
+    usual = "branch,ladder" if by_value else "branch"
+    given = args.checkpoints.replace(" ", "") if args.checkpoints is not None else usual
     names = ["none", "branch"] if args.compare else []
-    return {name: parse_checkpoints(name) for name in dict.fromkeys([*names, given])}
+    runs = {
+        name: replace(config, checkpoints=parse_checkpoints(name), retention=Lru())
+        for name in names
+    }
+    name = f"{given}, value" if by_value else given
+    runs[name] = replace(config, checkpoints=parse_checkpoints(given), retention=retention)
+    return runs
 
 
 def _config(args: argparse.Namespace) -> EngineConfig:
@@ -266,7 +282,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
     if args.window is None:
         defaults = {name: value for name, value in defaults.items() if name != "swa_tokens"}
     chosen = {**defaults, **given}
-    names = {f.name for f in fields(EngineConfig)} - {"checkpoints"}
+    names = {f.name for f in fields(EngineConfig)} - {"checkpoints", "retention"}
     return EngineConfig(**{name: chosen[name] for name in names if name in chosen})
 
 
@@ -287,6 +303,8 @@ def _trace(args: argparse.Namespace) -> Trace:
         block_size = getattr(args, "block_size", MOONCAKE_BLOCK)
         check_int("block size", block_size, low=1, high=2**20)
         trace = read_trace(args.trace, mooncake_block_size=block_size)
+    if args.max_output is not None:
+        trace = trace.cut_outputs(args.max_output)
     return trace if args.limit is None else trace.limit(args.limit)
 
 
@@ -355,9 +373,9 @@ def _title(trace: Trace, config: EngineConfig) -> str:
 
 def _options(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     """What the run was made with, for the JSON."""
-    names = [f.name for f in fields(config) if f.name != "checkpoints"]
+    names = [f.name for f in fields(config) if f.name not in ("checkpoints", "retention")]
     options = {name: getattr(config, name) for name in names}
-    options.update(limit=args.limit, workload=args.workload)
+    options.update(limit=args.limit, max_output=args.max_output, workload=args.workload)
     if args.workload is not None:
         options["seed"] = _seed(args)
     return options

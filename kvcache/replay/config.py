@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvcache.checkpoints import CheckpointPolicy, check_policies
 from kvcache.checks import check_device, check_int
 from kvcache.config import CacheConfig
 from kvcache.errors import InvalidInputError
+from kvcache.policies.checkpoints import CheckpointPolicy, check_policies
+from kvcache.policies.retention import Lru, Retention, check_retention
 from kvcache.replay.trace import MAX_REQUEST_TOKENS, Trace
 
 
@@ -26,6 +27,7 @@ class EngineConfig:
     chunk: int = 8192  # prompt tokens that all prefills of a step share; 0: whole prompts
     running: int = 64  # requests that run at a time
     checkpoints: tuple[CheckpointPolicy, ...] = ()
+    retention: Retention = field(default_factory=Lru)
     decode: bool = True  # False: a request ends with its prompt
     hold_back: bool = True  # let a request wait while a running one computes what it could reuse
     abort_every: int = 0  # every n-th request is cancelled halfway; 0: none
@@ -54,6 +56,7 @@ class EngineConfig:
             if not 0 < value < 1e15:
                 raise InvalidInputError(f"{name} must be a number > 0, got {value}")
         check_policies(self.checkpoints)
+        check_retention(self.retention)
         check_device("device", self.device)
 
     @property
@@ -79,6 +82,7 @@ class EngineConfig:
             max_rows=min(self.running, len(trace)),
             max_len=trace.max_len,
             checkpoints=self.checkpoints,
+            retention=self.retention,
             max_namespaces=1,
             device=self.device,
         )

@@ -21,7 +21,8 @@ class ReplayResult:
     after a retraction count in `resumed_tokens`, so that they cannot raise the hit rate.
     """
 
-    policy: str  # checkpoints, as --checkpoints has them; "bound" for the upper bound
+    # checkpoints as --checkpoints has them, and ", value" where windows go by it; "bound" for the upper bound
+    policy: str
     requests: int = 0  # that ran to their end or were cancelled
     input_tokens: int = 0  # sum of their prompts
     output_tokens: int = 0  # generated for them; 0 without decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,12 @@ class Trace:
             hint_len=self.hint_len[:hints],
             after=self.after[:count],
         )
+
+    def cut_outputs(self, most: int) -> Trace:
+        """Return the same requests with at most `most` tokens generated for each."""
+        if most < 0:
+            raise InvalidInputError(f"max output must be >= 0, got {most}")
+        return replace(self, output_len=np.minimum(self.output_len, most))
 
     def pages_for_all(self, page_size: int, running: int, *, outputs: bool = True) -> int:
         """Return a number of pages with which nothing is ever evicted.

@@ -67,7 +67,7 @@ def random_config(rng: Random) -> dict[str, Any]:
     max_rows = rng.randint(1, 6)
     full_pages = rng.randint(2, rng.choice([1, 1, 3]) * (1 + max_rows) * pages_a_row)
     swa_pages = 0 if window is None else rng.randint(2, full_pages + 4)
-    return {
+    config: dict[str, Any] = {
         "page_size": page_size,
         "window": window,
         "full_pages": full_pages,
@@ -84,6 +84,11 @@ def random_config(rng: Random) -> dict[str, Any]:
         "key_dtype": rng.choice(["int32", "int64"]),
         "match_on": rng.choice(["host", "host", "device"]),
     }
+    # drawn apart, so that a seed stands for the calls that it always stood for
+    apart = Random(str(config))
+    config["ladder"] = apart.choice([None, (apart.randint(1, 2 * page_size), apart.randint(2, 3))])
+    config["value"] = apart.random() < 0.5
+    return config
 
 
 class Generator:

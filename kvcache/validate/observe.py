@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcache.oracle.state import RowState, State, TreePage, require
+from kvcache.oracle.state import RowState, State, TreePage, WindowState, require
 from kvcache.tree import arrays as a
 
 if TYPE_CHECKING:
@@ -93,12 +93,53 @@ def observe(manager: KVCacheManager) -> State:
         tree=tree,
         full_order=full_order,
         swa_order=swa_order,
+        windows=_windows(manager, device),
+        tails=_tails(manager, device),
+        learned=_learned(manager),
         free_full=frozenset(device.full_stack[:full_free]),
         free_swa=frozenset(device.swa_stack[:swa_free]),
         swa_map={full_id: swa_id for full_id, swa_id in enumerate(device.swa_map) if swa_id},
         rows=running,
         counts=counts,
     )
+
+
+def _windows(manager: KVCacheManager, device: _Device) -> dict[int, WindowState]:
+    f, windows = manager.tree.nodes, {}
+    for n in f[a.HEAP, 1 : int(manager.tree.meta[a.M_WINDOWS]) + 1].tolist():
+        pages: list[int] = []
+        x = n
+        while len(pages) < f[a.WIN_PAGES, n]:
+            start = int(f[a.START, x])
+            pages = device.slab[start : start + int(f[a.PAGES, x])] + pages
+            x = int(f[a.PARENT, x])
+        mask = int(f[a.WIN_MASK, n])
+        windows[pages[-1]] = WindowState(
+            pages,
+            int(f[a.WIN_CLASS, n]),
+            int(f[a.WIN_LAST, n]),
+            int(f[a.WIN_USES, n]),
+            int(f[a.WIN_GAP, n]),
+            [kind for kind in range(31) if mask >> kind & 1],
+            int(f[a.WIN_KEY, n]),
+        )
+    return windows
+
+
+def _tails(manager: KVCacheManager, device: _Device) -> dict[int, tuple[int, int]]:
+    f, tree = manager.tree.nodes, manager.tree
+    found = {}
+    for n in range(1, int(tree.meta[a.M_BUMP])):
+        if f[a.SWA_LOCKS, n] >= 0 and f[a.PARENT, n] != 0:
+            start = int(f[a.START, n])
+            for full_id in device.slab[start : start + int(f[a.PAGES, n])]:
+                found[full_id] = int(f[a.TAIL, n]), int(f[a.ANSWER_TAIL, n])
+    return found
+
+
+def _learned(manager: KVCacheManager) -> list[int]:
+    meta = manager.tree.meta
+    return [int(meta[first + kind]) for first in (a.M_HIT, a.M_MADE) for kind in range(23)]
 
 
 class _Tree:

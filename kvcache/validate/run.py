@@ -28,11 +28,14 @@ _LEGEND = {
     "early_releases": "SWA locks that slide released before the row ended",
     "evicted_full": "Full pages of the tree that were freed",
     "evicted_swa": "SWA pages of the tree that were freed",
+    "given_up": "windows that were given up to make room",
+    "not_admitted": "rungs of the ladder that were worth less than what had just gone",
     "repointed": "pages of a row that the tree had already",
     "retractions": "rows that were retracted",
     "stored": "pages that the tree took over from a row",
     "tombstoned": "pages of the tree that lost their SWA page alone",
     "trimmed": "tombstones that went since nothing was left below them",
+    "windows": "windows that were made",
 }
 _REFUSED = "calls that both sides refused"
 

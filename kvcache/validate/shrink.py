@@ -157,7 +157,10 @@ def _smaller(value: Any) -> Iterator[Any]:
 
 def _simplify_config(program: Program, attempt: Callable[[Program], bool]) -> None:
     config = program.config
-    for name in ("branch", "hints", "bigram", "every", "window_slack"):
+    if config.get("ladder") is not None:
+        candidate = {**config, "ladder": None}
+        config = candidate if attempt(Program(candidate, program.ops)) else config
+    for name in ("branch", "hints", "bigram", "every", "value", "window_slack"):
         if config.get(name):
             candidate = {**config, name: type(config[name])(0)}
             if attempt(Program(candidate, program.ops)):

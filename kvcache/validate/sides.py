@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kvcache.checkpoints import Branch, CheckpointPolicy, Every, Hints
 from kvcache.config import CacheConfig
 from kvcache.errors import IntegrityError, KVCacheError
 from kvcache.manager import KVCacheManager
 from kvcache.oracle.manager import Disagreement, ReferenceManager
 from kvcache.oracle.state import State
+from kvcache.policies.checkpoints import Branch, CheckpointPolicy, Every, Hints, Ladder
+from kvcache.policies.retention import Lru, Value
 from kvcache.validate.compare import differences
 from kvcache.validate.observe import observe, touches_wait
 
@@ -24,7 +25,9 @@ class Sides:
     """A manager and an oracle of the same configuration.
 
     Args:
-        branch, hints, every: the checkpoint policies; `every` in tokens, 0 = off.
+        branch, hints, every, ladder: the checkpoint policies; `every` in tokens, 0 = off; `ladder` is
+            (tokens of the first rung, factor).
+        value: whether windows go by what they are worth.
         device: where the manager's page ids live.
         hash_seed: of the manager's page hashes; what the oracle says does not depend on it.
         check_every: `manager.check()`, which repeats much of what is compared here in another way,
@@ -38,6 +41,8 @@ class Sides:
         branch: bool = False,
         hints: bool = False,
         every: int = 0,
+        ladder: tuple[int, int] | None = None,
+        value: bool = False,
         device: str = "cpu",
         hash_seed: int = 0,
         check_every: int = 1,
@@ -46,16 +51,20 @@ class Sides:
         policies: list[CheckpointPolicy] = [Branch()] if branch else []
         policies += [Hints()] if hints else []
         policies += [Every(every)] if every else []
+        policies += [Ladder(*ladder)] if ladder else []
         self.manager = KVCacheManager(
             CacheConfig(
                 checkpoints=tuple(policies),
+                retention=Value() if value else Lru(),
                 device=device,
                 debug=True,
                 hash_seed=hash_seed,
                 **sizes,
             )
         )
-        self.oracle = ReferenceManager(branch=branch, hints=hints, every=every, **sizes)
+        self.oracle = ReferenceManager(
+            branch=branch, hints=hints, every=every, ladder=ladder, value=value, **sizes
+        )
         self.oracle.namespace(None, self.manager.namespace(None))
         self.calls = 0
         self.check_every = check_every

@@ -20,10 +20,10 @@ from kvcache import (
     ReceiptError,
     StaleMatchError,
 )
-from kvcache.checkpoints import Every
 from kvcache.device.decode_step import DecodeStep
 from kvcache.device.device_match import DeviceKeys
 from kvcache.device.views import Views
+from kvcache.policies.checkpoints import Every
 
 
 class Refusal(NamedTuple):

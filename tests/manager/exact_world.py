@@ -17,10 +17,10 @@ from kvcache import (
     KeyBatch,
     KVCacheManager,
 )
-from kvcache.checkpoints import Branch
 from kvcache.device.decode_step import DecodeStep
 from kvcache.device.device_match import DeviceKeys
 from kvcache.device.views import Views
+from kvcache.policies.checkpoints import Branch
 
 FULL_PAGES, SWA_PAGES, MAX_LEN = 48, 40, 60
 

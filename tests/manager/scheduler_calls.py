@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from kvcache import CacheConfig, Hints, KeyBatch, KVCacheManager, MatchBatch, Ragged
-from kvcache.checkpoints import Branch
 from kvcache.device.decode_step import DecodeStep
 from kvcache.device.device_match import DeviceKeys
+from kvcache.policies.checkpoints import Branch
 
 PAGE_SIZE = 4
 WINDOW = 8  # two pages

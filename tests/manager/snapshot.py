@@ -9,7 +9,7 @@ import torch
 
 # memory that every call overwrites before it reads it: no state
 _SCRATCH = {
-    "RadixTree": {"_ranges", "_marks", "_kept", "_marked"},
+    "RadixTree": {"_ranges", "_marks", "_kept", "_found", "_marked"},
     "Rows": {"_found", "_raw_handles"},
     "DataPlane": {"_summary"},
     "_Buffer": {"host", "words", "device"},

@@ -34,6 +34,7 @@ _RESEND = "tests/faults/test_resend.py"
 _LATE = "tests/faults/test_late_calls.py"
 _WALKS = "tests/faults/test_walks.py"
 _RESET = "tests/manager/test_reset.py"
+_BY_VALUE = "tests/faults/test_windows_by_value.py"
 _SAME_ROWS = "tests/manager/test_same_rows.py"
 
 MUTANTS = [
@@ -511,5 +512,139 @@ MUTANTS = [
         "if captured and is_capturing():",
         "if captured:",
         _STREAMS,
+    ),
+    # windows by value
+    Mutant(
+        "a window's chance of a return is ignored",
+        "tree/value.py",
+        "log2_fixed(max(chance_of(nodes, meta, n), 1))",
+        "log2_fixed(1)",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "all classes are equally likely",
+        "tree/value.py",
+        "    return ((meta[M_HIT + c] + (_ONE >> 1)) << 16) // (meta[M_MADE + c] + _ONE)",
+        "    return ((meta[M_HIT] + (_ONE >> 1)) << 16) // (meta[M_MADE] + _ONE)",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "what is lost is counted from the beginning",
+        "tree/value.py",
+        "    above = np.int64(nodes[DEPTH, f] + nodes[PAGES, f]) if f != 0 else np.int64(0)\n",
+        "    above = np.int64(0)\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "pages that other windows keep count as freed",
+        "tree/value.py",
+        "        if nodes[WIN_REFS, x] == 1 and nodes[SWA_LOCKS, x] == 0:\n",
+        "        if nodes[SWA_LOCKS, x] == 0:\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "a locked window goes like any other",
+        "tree/value.py",
+        "    return key + LOCKED_KEY if nodes[SWA_LOCKS, n] > 0 else key\n",
+        "    return key\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "nothing is ever forgotten",
+        "tree/value.py",
+        "            meta[M_MADE + c] = meta[M_MADE + c] * 9 // 10\n",
+        "            pass\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "a use does not make a window recent",
+        "tree/value.py",
+        "        nodes[WIN_LAST, node] = now\n        rekey(nodes, meta, node)\n    refresh",
+        "        rekey(nodes, meta, node)\n    refresh",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "a fork is learned as if it were at the prompt's end",
+        "tree/value.py",
+        "    if tail > hit:\n",
+        "    if tail > hit + 1000:\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "stale keys are not computed anew",
+        "tree/value.py",
+        "    refresh(nodes, meta, _REFRESHED)\n    return learns\n",
+        "    return learns\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "classes of a window that goes are lost",
+        "tree/kept.py",
+        "            nodes[WIN_MASK, f] |= nodes[WIN_MASK, n] | (1 << nodes[WIN_CLASS, n])\n",
+        "            pass\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "useless rungs are made all the same",
+        "tree/kept.py",
+        "now > _LEARNED_AFTER and nodes",
+        "now > 10**9 and nodes",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "a window is made over a tombstone",
+        "tree/kept.py",
+        "        if nodes[LIVE, x] == 0:\n            return False\n",
+        "        if nodes[LIVE, x] == 2:\n            return False\n",
+        f"{_BY_VALUE} -k freed_keeps",
+    ),
+    Mutant(
+        "a split forgets the windows",
+        "tree/edges.py",
+        "        nodes[WIN_REFS, upper] = nodes[WIN_REFS, n]\n",
+        "",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "nodes of different windows are joined",
+        "tree/join.py",
+        "        and nodes[WIN_REFS, upper] == nodes[WIN_REFS, lower]\n",
+        "",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "the heap loses its order going down",
+        "tree/heap.py",
+        "        if not _before(nodes, nodes[HEAP, child], n):\n            break\n",
+        "        break\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "rungs stand at equal distances",
+        "tree/ladder.py",
+        "            reach *= meta[M_LADDER_FACTOR]\n",
+        "            reach += first_rung(meta)\n",
+        f"{_BY_VALUE} -k rungs",
+    ),
+    Mutant(
+        "the ends of chunks keep windows by value",
+        "tree/ladder.py",
+        "    if ends or meta[M_BY_VALUE] == 0:\n",
+        "    if True:\n",
+        f"{_BY_VALUE} -k ends_of_chunks",
+    ),
+    Mutant(
+        "a prompt's end keeps no window",
+        "tree/ladder.py",
+        "        _mark(marks, prompt // page_size, owned, end, PROMPT)\n",
+        "        pass\n",
+        f"{_BY_VALUE} -k victims",
+    ),
+    Mutant(
+        "Full evicts a page and leaves its window",
+        "tree/evict.py",
+        "        drop_window(nodes, meta, n, False)\n",
+        "        pass\n",
+        f"{_BY_VALUE} -k victims",
     ),
 ]

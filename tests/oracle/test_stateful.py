@@ -76,6 +76,10 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "branch": draw(st.booleans()),
         "hints": draw(st.booleans()),
         "every": draw(st.sampled_from([0, 0, 1, page_size, 2 * page_size + 1])),
+        "ladder": draw(
+            st.one_of(st.none(), st.tuples(st.integers(1, 2 * page_size), st.integers(2, 3)))
+        ),
+        "value": draw(st.booleans()),
         "key_dtype": draw(st.sampled_from(["int32", "int64"])),
         "match_on": draw(st.sampled_from(["host", "device"])),
     }

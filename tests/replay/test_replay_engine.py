@@ -397,7 +397,7 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> 
 
 AFTER_WARM_UP = """
 import numba.core.event as event
-from kvcache.checkpoints import parse_checkpoints
+from kvcache.policies.checkpoints import parse_checkpoints
 from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
 from kvcache.replay.engine import Engine

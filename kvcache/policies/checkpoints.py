@@ -1,7 +1,7 @@
 """Checkpoint policies: at which lengths an insert keeps a whole SWA window in the tree.
 
-Every insert keeps the window at its own end. The policies name further lengths; several may be on at once,
-and one insert keeps them all.
+Every insert keeps the window at its own end (with the retention `Value`: that of a prompt or of a request).
+The policies name further lengths; several may be on at once, and one insert keeps them all.
 """
 
 from __future__ import annotations
@@ -32,11 +32,27 @@ class Every:
         check_int("tokens", self.tokens, low=1, high=2**31 - 1)
 
 
-CheckpointPolicy = Branch | Hints | Every
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Keep windows `first`, `first * factor`, `first * factor^2` ... tokens before the end of the prompt.
+
+    A request that forks d tokens before that end then computes at most about (factor - 1) * d more of what
+    is cached.
+    """
+
+    first: int = 128  # at least a page
+    factor: int = 2
+
+    def __post_init__(self) -> None:
+        check_int("first", self.first, low=1, high=2**31 - 1)
+        check_int("factor", self.factor, low=2, high=2**10)
+
+
+CheckpointPolicy = Branch | Hints | Every | Ladder
 
 
 def parse_checkpoints(text: str) -> tuple[CheckpointPolicy, ...]:
-    """Read `none` or a comma-separated list of `branch`, `hints`, `every=N`.
+    """Read `none` or a comma-separated list of `branch`, `ladder`, `hints`, `every=N`.
 
     Raises:
         InvalidInputError: Another word, or a policy named twice.
@@ -52,13 +68,15 @@ def parse_checkpoints(text: str) -> tuple[CheckpointPolicy, ...]:
         name, _, value = word.partition("=")
         if word == "branch":
             policies.append(Branch())
+        elif word == "ladder":
+            policies.append(Ladder())
         elif word == "hints":
             policies.append(Hints())
         elif name == "every" and value.isdecimal():
             policies.append(Every(int(value)))
         else:
             raise InvalidInputError(
-                f"checkpoints must be none or a list of branch, hints, every=N, got {word!r}"
+                f"checkpoints must be none or a list of branch, ladder, hints, every=N, got {word!r}"
             )
     check_policies(tuple(policies))
     return tuple(policies)
@@ -69,8 +87,10 @@ def check_policies(policies: tuple[CheckpointPolicy, ...]) -> None:
     if not isinstance(policies, tuple):
         raise InvalidInputError(f"checkpoints must be a tuple of policies, got {policies!r}")
     for policy in policies:
-        if not isinstance(policy, (Branch, Hints, Every)):
-            raise InvalidInputError(f"checkpoints must hold Branch, Hints, Every, got {policy!r}")
+        if not isinstance(policy, (Branch, Hints, Every, Ladder)):
+            raise InvalidInputError(
+                f"checkpoints must hold Branch, Ladder, Hints, Every, got {policy!r}"
+            )
     kinds = [type(policy) for policy in policies]
     for kind in kinds:
         if kinds.count(kind) > 1:
