@@ -98,7 +98,7 @@ def lock_swa(
         nodes[SWA_LOCKS, x] += 1
         x = np.int64(nodes[PARENT, x])
     if meta[M_BY_VALUE] != 0:
-        rekey_locked(nodes, meta, node, first, 1)
+        rekey_locked(nodes, meta, node, first, end, 1)
     return first
 
 
@@ -111,6 +111,7 @@ def unlock_swa(
     Nodes that are alike then are joined.
     """
     x = np.int64(node)
+    end = np.int64(nodes[DEPTH, x] + nodes[PAGES, x])
     after = np.int64(0)
     below = np.int64(nodes[CHILD, x]) if nodes[CHILDREN, x] == 1 else np.int64(0)
     while nodes[PARENT, x] != 0 and nodes[DEPTH, x] >= first:
@@ -130,8 +131,9 @@ def unlock_swa(
     if below != 0 and are_alike(nodes, x, below):
         join(nodes, meta, table, x, below)
     if meta[M_BY_VALUE] != 0:
-        x = np.int64(node)
-        rekey_locked(nodes, meta, nodes[CHILD, x] if nodes[SWA_LOCKS, x] == JOINED else x, first, 0)
+        # it may have been joined with the one below, which ends later
+        x = np.int64(nodes[CHILD, node] if nodes[SWA_LOCKS, node] == JOINED else node)
+        rekey_locked(nodes, meta, x, first, end, 0)
 
 
 @compiled

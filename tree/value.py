@@ -169,11 +169,14 @@ def rekey(nodes: Int32Array, meta: Int64Array, n: int) -> None:
 
 
 @compiled
-def rekey_locked(nodes: Int32Array, meta: Int64Array, node: int, first: int, locks: int) -> None:
-    """Compute the keys anew of windows that end behind page `first` of `node`, under `locks` locks."""
+def rekey_locked(
+    nodes: Int32Array, meta: Int64Array, node: int, first: int, end: int, locks: int
+) -> None:
+    """Compute the keys anew of windows of the path of `node` that end in (first, end], under `locks` locks."""
     x = np.int64(node)
     while nodes[PARENT, x] != 0 and nodes[DEPTH, x] + nodes[PAGES, x] > first:
-        if nodes[WIN_PAGES, x] != 0 and nodes[SWA_LOCKS, x] == locks:
+        inside = nodes[DEPTH, x] + nodes[PAGES, x] <= end
+        if inside and nodes[WIN_PAGES, x] != 0 and nodes[SWA_LOCKS, x] == locks:
             rekey(nodes, meta, x)
         x = np.int64(nodes[PARENT, x])
 

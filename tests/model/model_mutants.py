@@ -125,8 +125,10 @@ def _commits_what_is_allocated(patch: pytest.MonkeyPatch) -> None:
     """Commit goes by the scheduled length: KV of rejected drafts enters the tree."""
     requests_of = kvcache.manager.insert_requests
 
-    def requests(config: Any, rows: Any, tree: Any, given: Any, keys: Any, *rest: Any) -> Any:
-        out = requests_of(config, rows, tree, given, keys, *rest)
+    def requests(
+        config: Any, rows: Any, tree: Any, given: Any, keys: Any, *rest: Any, **options: Any
+    ) -> Any:
+        out = requests_of(config, rows, tree, given, keys, *rest, **options)
         scheduled = np.minimum(rows.allocated_len[given], keys.lens)
         out[:, tree_insert.INSERT_END] = scheduled // config.page_size
         return out

@@ -187,7 +187,7 @@ class TestBadInput:
             ),
             (
                 ["--checkpoints", "forks"],
-                "checkpoints must be none or a list of branch, hints, every=N, got 'forks'",
+                "checkpoints must be none or a list of branch, ladder, hints, every=N, got 'forks'",
             ),
             (["--device", "abacus"], "device must be cpu, cuda or cuda:N, got 'abacus'"),
             (["--arrivals", "--speed", "0"], "speed must be a number > 0, got 0.0"),
