@@ -172,7 +172,7 @@ def rekey(nodes: Int32Array, meta: Int64Array, n: int) -> None:
 def rekey_locked(
     nodes: Int32Array, meta: Int64Array, node: int, first: int, end: int, locks: int
 ) -> None:
-    """Compute the keys anew of windows of the path of `node` that end in (first, end], under `locks` locks."""
+    """Compute the keys anew of windows above `node` that end in (first, end] under `locks` locks."""
     x = np.int64(node)
     while nodes[PARENT, x] != 0 and nodes[DEPTH, x] + nodes[PAGES, x] > first:
         inside = nodes[DEPTH, x] + nodes[PAGES, x] <= end
