@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvcache.policies.checkpoints import (
         Branch,
         CheckpointPolicy,
+        Chunks,
         Every,
         Hints,
         Ladder,
@@ -47,6 +48,7 @@ __all__ = [
     "Capacity",
     "CapacityError",
     "CheckpointPolicy",
+    "Chunks",
     "ClosedError",
     "CommitResult",
     "ConcurrentCallError",
@@ -105,6 +107,7 @@ _NAMES = {
     "policies.checkpoints": (
         "Branch",
         "CheckpointPolicy",
+        "Chunks",
         "Every",
         "Hints",
         "Ladder",

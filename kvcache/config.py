@@ -9,12 +9,13 @@ from kvcache.errors import InvalidInputError
 from kvcache.policies.checkpoints import (
     Branch,
     CheckpointPolicy,
+    Chunks,
     Every,
     Hints,
     Ladder,
     check_policies,
 )
-from kvcache.policies.retention import Lru, Retention, check_retention
+from kvcache.policies.retention import Retention, Value, check_retention
 
 _MAX_INT32 = 2**31 - 1
 
@@ -45,16 +46,13 @@ class CacheConfig:
     max_len: int  # tokens that one request may hold
     bigram: bool = False  # EAGLE keys: unit i of a key covers tokens i and i + 1
     window_slack: int = 0  # keep window - slack tokens before a boundary (vLLM: 1, SGLang: 0)
-    checkpoints: tuple[CheckpointPolicy, ...] = (Branch(),)  # see kvcache.policies.checkpoints
+    # at which lengths windows are kept, and what goes first: kvcache.policies, docs/policies.md
+    checkpoints: tuple[CheckpointPolicy, ...] = (Branch(), Ladder())
     max_namespaces: int = 4096  # namespaces at a time, the default one among them
     hash_seed: int = field(default=0, repr=False)  # secret of the page hashes, see above
     device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
-    retention: Retention = field(
-        default_factory=Lru
-    )  # what goes first; see kvcache.policies.retention
-    debug: bool = (
-        False  # compare whole prefixes with the keys of a commit, not their last page alone
-    )
+    retention: Retention = field(default_factory=Value)
+    debug: bool = False  # compare whole prefixes with a commit's keys, not their last page alone
 
     def __post_init__(self) -> None:
         check_int("page_size", self.page_size, low=1, high=2**20)
@@ -95,6 +93,17 @@ class CacheConfig:
         return -(-self.keep_tokens // self.page_size)
 
     @property
+    def prefill_chunk(self) -> int:
+        """Tokens that the prefills of a step should take at most: an eighth of the SWA pool, 2,048 at least.
+
+        What is computed takes SWA pages, and so pushes windows out, before any policy can choose. Without an
+        SWA pool there is no such limit, and this is `max_rows * max_len`.
+        """
+        if not self.has_swa:
+            return self.max_rows * self.max_len
+        return max(2048, self.swa_pages * self.page_size // 8)
+
+    @property
     def max_pages_per_row(self) -> int:
         """Width of the page table."""
         return -(-self.max_len // self.page_size)
@@ -103,6 +112,11 @@ class CacheConfig:
     def keeps_branches(self) -> bool:
         """Whether the policy `Branch` is on."""
         return any(isinstance(policy, Branch) for policy in self.checkpoints)
+
+    @property
+    def keeps_chunks(self) -> bool:
+        """Whether the policy `Chunks` is on."""
+        return any(isinstance(policy, Chunks) for policy in self.checkpoints)
 
     @property
     def keeps_hints(self) -> bool:

@@ -50,6 +50,7 @@ class CacheState(Uncopied):
             max_roots=config.max_namespaces,
             hash_seed=config.hash_seed,
             by_value=isinstance(config.retention, Value),
+            chunks=config.keeps_chunks,
             ladder=(config.ladder.first, config.ladder.factor) if config.ladder else None,
         )
         self.plane = DataPlane(config)

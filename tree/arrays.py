@@ -154,6 +154,7 @@ NUM_LOCK_FIELDS = 5
     M_RUN_CLASSES,  # bit c set: a free run of 2^c .. 2^(c+1) - 1 slots exists
     M_LOG_AT,  # where the log begins
     M_BY_VALUE,  # 1: windows are kept and given up by what they are worth (value.py)
+    M_CHUNKS,  # 1: the end of every insert keeps its window also then
     M_LADDER,  # tokens from the end of a prompt to the first rung (ladder.py); 0: there is no ladder
     M_LADDER_FACTOR,  # from rung to rung
     M_CLOCK,  # admissions
@@ -162,7 +163,7 @@ NUM_LOCK_FIELDS = 5
     M_HAND,  # node of the window whose key was computed anew last, going round
     M_EVICTED_KEY,  # key of the window that was given up last
     M_RUN_HEAD,  # first record of class 0; class c is at M_RUN_HEAD + c
-) = range(36)
+) = range(37)
 NUM_RUN_CLASSES = 31
 NUM_WINDOW_CLASSES = 24
 # how often requests came back to a window of each class, and how many were made; 16 binary digits

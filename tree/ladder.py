@@ -8,8 +8,15 @@ A request that forks d tokens before the end computes at most about d more of wh
 from __future__ import annotations
 
 from kvcache.compiled import compiled, inlined
-from kvcache.tree.arrays import M_BY_VALUE, M_LADDER, M_LADDER_FACTOR, M_PAGE_SIZE, Int64Array
-from kvcache.tree.value import ANSWER, FORK, HINT, PERIOD, PROMPT, RUNGS, first_rung
+from kvcache.tree.arrays import (
+    M_BY_VALUE,
+    M_CHUNKS,
+    M_LADDER,
+    M_LADDER_FACTOR,
+    M_PAGE_SIZE,
+    Int64Array,
+)
+from kvcache.tree.value import ANSWER, CHUNK, FORK, HINT, PERIOD, PROMPT, RUNGS, first_rung
 
 
 @inlined
@@ -35,7 +42,8 @@ def checkpoints(
     """Write the checkpoints in (owned, end] as (page, class of value.py), ascending; return how many.
 
     Where two policies name one length, the class is, first to last: fork, prompt end, hint, request end, the
-    shortest rung, period. Windows that go by recency are kept at the end of every insert, too.
+    shortest rung, period. Windows that go by recency are kept at the end of every insert, too; by value where
+    `M_CHUNKS` is set, with a class of their own before the rungs'.
 
     Args:
         owned, end: Pages that the tree has of the row, and will have.
@@ -66,9 +74,10 @@ def checkpoints(
             num -= 1
             reach //= meta[M_LADDER_FACTOR]
             _mark(marks, (prompt - reach) // page_size, owned, end, min(num, RUNGS - 1))
-    if ends or meta[M_BY_VALUE] == 0:
-        _mark(marks, resend, owned, end, ANSWER)
-        _mark(marks, end, owned, end, ANSWER)
+    if ends or meta[M_BY_VALUE] == 0 or meta[M_CHUNKS] != 0:
+        kind = ANSWER if ends else CHUNK
+        _mark(marks, resend, owned, end, kind)
+        _mark(marks, end, owned, end, kind)
     for i in range(hints.shape[0]):
         _mark(marks, hints[i] // page_size, owned, end, HINT)
     if prompt > 0 and meta[M_BY_VALUE] != 0:

@@ -57,6 +57,7 @@ class RadixTree(Uncopied):
         hash_seed: Seed of the page hash, in [0, 2^64).
         by_value: Whether windows are kept and given up by what they are worth (value.py); else the least
             recently used pages go first.
+        chunks: Whether the end of every insert keeps its window also where they go by value.
         ladder: Tokens of the first rung before a prompt's end at which a window is kept, and the factor
             from rung to rung (ladder.py); None: no rungs.
         first_level: Slots that the child table begins with, a power of two, >= 4.
@@ -74,6 +75,7 @@ class RadixTree(Uncopied):
         hash_seed: int = 0,
         first_level: int | None = None,
         by_value: bool = False,
+        chunks: bool = False,
         ladder: tuple[int, int] | None = None,
     ) -> None:
         self.max_roots = max_roots
@@ -89,6 +91,7 @@ class RadixTree(Uncopied):
         self.meta[a.M_BIGRAM] = int(bigram)
         self.meta[a.M_BUMP] = 1
         self.meta[a.M_BY_VALUE] = int(by_value and keep_pages > 0)
+        self.meta[a.M_CHUNKS] = int(chunks)
         first, factor = ladder if ladder and keep_pages > 0 else (0, 2)
         self.meta[a.M_LADDER], self.meta[a.M_LADDER_FACTOR] = first, factor
         self.meta[a.M_SLAB_SIZE] = num_slots

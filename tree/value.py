@@ -49,7 +49,7 @@ from kvcache.tree.arrays import (
 
 # classes 0 .. RUNGS - 1 are the rungs of the ladder
 RUNGS = 16
-PROMPT, ANSWER, FORK, HINT, PERIOD, USED_ONCE, USED_OFTEN = range(RUNGS, RUNGS + 7)
+PROMPT, ANSWER, FORK, HINT, PERIOD, USED_ONCE, USED_OFTEN, CHUNK = range(RUNGS, RUNGS + 8)
 
 # T, admissions: a window twice as likely to be returned to is kept for so many more
 HORIZON = 256

@@ -15,7 +15,7 @@ from kvcache.errors import InvalidInputError
 from kvcache.oracle.requests import Disagreement, Match, ReferenceRequests, Row, Taken
 from kvcache.oracle.state import RowState, State, WindowState, check_rules, require
 from kvcache.oracle.tree import Page
-from kvcache.oracle.windows import ANSWER, FORK, HINT, PERIOD, PROMPT
+from kvcache.oracle.windows import ANSWER, CHUNK, FORK, HINT, PERIOD, PROMPT
 
 __all__ = ["Committed", "Disagreement", "Match", "ReferenceManager", "Taken"]
 
@@ -33,7 +33,8 @@ class ReferenceManager(ReferenceRequests):
     """The manager's calls in plain form: requests, rows, keys and hints are lists of ints.
 
     `branch`, `hints`, `every` (a period in tokens, 0: off) and `ladder` (tokens of the first rung, factor)
-    are the checkpoint policies, `value` whether windows go by their worth. Errors are those of the manager,
+    are the checkpoint policies, `value` whether windows go by their worth, `chunks` whether those at the ends
+    of all inserts stay then. Errors are those of the manager,
     and after one nothing has changed.
     """
 
@@ -55,8 +56,9 @@ class ReferenceManager(ReferenceRequests):
                 reach *= self.ladder[1]
             for k, length in reversed([*enumerate(rungs)]):
                 found[length] = min(k, 15)
-        if ends or not self.by_value:
-            found.update({end: ANSWER, self.resend_end(known): ANSWER})
+        if ends or not self.by_value or self.with_chunks:
+            kind = ANSWER if ends else CHUNK
+            found.update({end: kind, self.resend_end(known): kind})
         if self.with_hints:
             found.update((self.floor(hint), HINT) for hint in hints)
         if self.by_value:

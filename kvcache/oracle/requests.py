@@ -76,6 +76,7 @@ class ReferenceRequests(ReferenceWindows):
         every: int = 0,
         ladder: tuple[int, int] | None = None,
         value: bool = False,
+        chunks: bool = False,
         max_namespaces: int = 4096,
     ) -> None:
         super().__init__(
@@ -89,6 +90,7 @@ class ReferenceRequests(ReferenceWindows):
         self.attention_window = window or 0
         self.max_rows, self.max_len, self.max_namespaces = max_rows, max_len, max_namespaces
         self.with_branch, self.with_hints, self.every = branch, hints, every
+        self.with_chunks = chunks
         self.ladder, self.by_value = ladder if self.has_swa else None, value and self.has_swa
         self.forget_windows()
         # the default first, then in the order of look-up

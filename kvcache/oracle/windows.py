@@ -11,7 +11,7 @@ from collections import Counter
 from kvcache.oracle.tree import Page, ReferenceTree, Window
 
 # classes of checkpoints: rungs of the ladder are 0 .. 15
-PROMPT, ANSWER, FORK, HINT, PERIOD, USED_ONCE, USED_OFTEN = range(16, 23)
+PROMPT, ANSWER, FORK, HINT, PERIOD, USED_ONCE, USED_OFTEN, CHUNK = range(16, 24)
 ONE = 1 << 16
 HORIZON = 256
 LOCKED = 1 << 29

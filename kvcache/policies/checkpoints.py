@@ -1,7 +1,7 @@
 """Checkpoint policies: at which lengths an insert keeps a whole SWA window in the tree.
 
-Every insert keeps the window at its own end (with the retention `Value`: that of a prompt or of a request).
-The policies name further lengths; several may be on at once, and one insert keeps them all.
+The ends of prompts and of requests always keep one. The policies name further lengths; several may be on at
+once, and one insert keeps them all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from kvcache.errors import InvalidInputError
 @dataclass(frozen=True, slots=True)
 class Branch:
     """Keep a window at the fork that the request's match found (SGLang: branching-point caching)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Keep the window at the end of every insert, chunks too, as SGLang does and `Lru` always does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,19 @@ class Ladder:
         check_int("factor", self.factor, low=2, high=2**10)
 
 
-CheckpointPolicy = Branch | Hints | Every | Ladder
+CheckpointPolicy = Branch | Chunks | Hints | Every | Ladder
+
+_WORDS: dict[str, type[Branch | Chunks | Hints | Ladder]] = {
+    "branch": Branch,
+    "chunks": Chunks,
+    "hints": Hints,
+    "ladder": Ladder,
+}
+_NAMES = "branch, chunks, hints, ladder, every=N"
 
 
 def parse_checkpoints(text: str) -> tuple[CheckpointPolicy, ...]:
-    """Read `none` or a comma-separated list of `branch`, `ladder`, `hints`, `every=N`.
+    """Read `none` or a comma-separated list of `branch`, `chunks`, `hints`, `ladder`, `every=N`.
 
     Raises:
         InvalidInputError: Another word, or a policy named twice.
@@ -66,18 +79,12 @@ def parse_checkpoints(text: str) -> tuple[CheckpointPolicy, ...]:
     policies: list[CheckpointPolicy] = []
     for word in (part.strip() for part in text.split(",")):
         name, _, value = word.partition("=")
-        if word == "branch":
-            policies.append(Branch())
-        elif word == "ladder":
-            policies.append(Ladder())
-        elif word == "hints":
-            policies.append(Hints())
+        if word in _WORDS:
+            policies.append(_WORDS[word]())
         elif name == "every" and value.isdecimal():
             policies.append(Every(int(value)))
         else:
-            raise InvalidInputError(
-                f"checkpoints must be none or a list of branch, ladder, hints, every=N, got {word!r}"
-            )
+            raise InvalidInputError(f"checkpoints must be none or a list of {_NAMES}, got {word!r}")
     check_policies(tuple(policies))
     return tuple(policies)
 
@@ -87,9 +94,9 @@ def check_policies(policies: tuple[CheckpointPolicy, ...]) -> None:
     if not isinstance(policies, tuple):
         raise InvalidInputError(f"checkpoints must be a tuple of policies, got {policies!r}")
     for policy in policies:
-        if not isinstance(policy, (Branch, Hints, Every, Ladder)):
+        if not isinstance(policy, CheckpointPolicy):
             raise InvalidInputError(
-                f"checkpoints must hold Branch, Ladder, Hints, Every, got {policy!r}"
+                f"checkpoints must hold Branch, Chunks, Hints, Ladder, Every, got {policy!r}"
             )
     kinds = [type(policy) for policy in policies]
     for kind in kinds:

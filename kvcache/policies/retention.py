@@ -17,8 +17,9 @@ class Value:
     """Whole windows go, the one that is worth least first: kvcache.tree.value and docs/policies.md.
 
     A window is kept at the end of a prompt and of a request, and where the checkpoint policies say; at the
-    ends of chunks only while the row needs it. Full pages go as with `Lru`, and those that no window reaches
-    any more go with the window. To be used with `Ladder`, which gives it windows to choose from.
+    ends of chunks only while the row needs it, unless `Chunks` is on. Full pages go as with `Lru`, and those
+    that no window reaches any more go with the window. To be used with `Ladder`, which gives it windows to
+    choose from.
     """
 
 

@@ -84,7 +84,7 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--checkpoints",
         metavar="POLICY",
-        help="none, or a list of branch, ladder, hints, every=N; default branch, and by value branch,ladder",
+        help="none, or a list of branch, chunks, hints, ladder, every=N; default branch,ladder; lru: branch",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
 
@@ -98,9 +98,15 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
         help="prompt tokens of a step, shared by its prefills; 0: whole prompts; default 8192",
     )
     group.add_argument(
+        "--no-cut",
+        dest="cut_chunks",
+        action="store_false",
+        help="let a step take more than an eighth of the SWA pool (and more than 2,048 tokens)",
+    )
+    group.add_argument(
         "--retention",
         metavar="POLICY",
-        help="what goes first: lru (the default), or value: whole windows, by what they are worth",
+        help="what goes first: value (whole windows, by what they are worth; the default), or lru",
     )
     group.add_argument(
         "--running",
@@ -260,7 +266,7 @@ def _policies(args: argparse.Namespace, config: EngineConfig) -> dict[str, Engin
     from kvcache.policies.checkpoints import parse_checkpoints
     from kvcache.policies.retention import Lru, Value, parse_retention
 
-    retention = parse_retention(args.retention or "lru")
+    retention = parse_retention(args.retention or "value")
     by_value = isinstance(retention, Value)
     usual = "branch,ladder" if by_value else "branch"
     given = args.checkpoints.replace(" ", "") if args.checkpoints is not None else usual
@@ -357,6 +363,8 @@ def _progress(
 
 
 def _title(trace: Trace, config: EngineConfig) -> str:
+    from kvcache.replay.trace import MAX_REQUEST_TOKENS
+
     pools = ", ".join(
         f"{name} {'unlimited' if tokens is None else f'{tokens:,} tokens'}"
         for name, tokens in (("Full", config.full_tokens), ("SWA", config.swa_tokens))
@@ -364,6 +372,8 @@ def _title(trace: Trace, config: EngineConfig) -> str:
     )
     window = "full attention" if config.window is None else f"window {config.window}"
     chunk = f"chunk {config.chunk:,}" if config.chunk else "whole prompts"
+    if config.chunk_tokens < (config.chunk or config.running * MAX_REQUEST_TOKENS):
+        chunk += f" cut to {config.chunk_tokens:,}"
     decode = "" if config.decode else ", no decode"
     return (
         f"{trace.name}: page {config.page_size}, {window}, {pools}\n"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from kvcache.checks import check_device, check_int
 from kvcache.config import CacheConfig
 from kvcache.errors import InvalidInputError
-from kvcache.policies.checkpoints import CheckpointPolicy, check_policies
-from kvcache.policies.retention import Lru, Retention, check_retention
+from kvcache.policies.checkpoints import Branch, CheckpointPolicy, Ladder, check_policies
+from kvcache.policies.retention import Retention, Value, check_retention
 from kvcache.replay.trace import MAX_REQUEST_TOKENS, Trace
 
 
@@ -25,9 +25,10 @@ class EngineConfig:
     full_tokens: int | None = None  # Full pool, rounded down to pages; None: never evict
     swa_tokens: int | None = None  # SWA pool, likewise
     chunk: int = 8192  # prompt tokens that all prefills of a step share; 0: whole prompts
+    cut_chunks: bool = True  # share no more than CacheConfig.prefill_chunk of a bounded SWA pool
     running: int = 64  # requests that run at a time
-    checkpoints: tuple[CheckpointPolicy, ...] = ()
-    retention: Retention = field(default_factory=Lru)
+    checkpoints: tuple[CheckpointPolicy, ...] = (Branch(), Ladder())
+    retention: Retention = field(default_factory=Value)
     decode: bool = True  # False: a request ends with its prompt
     hold_back: bool = True  # let a request wait while a running one computes what it could reuse
     abort_every: int = 0  # every n-th request is cancelled halfway; 0: none
@@ -61,8 +62,11 @@ class EngineConfig:
 
     @property
     def chunk_tokens(self) -> int:
-        """Prompt tokens of a step, at most."""
-        return self.chunk or self.running * MAX_REQUEST_TOKENS
+        """Prompt tokens of a step, at most: the chunk, cut to an eighth of the SWA pool, 2,048 at least."""
+        most = self.chunk or self.running * MAX_REQUEST_TOKENS
+        if self.window is None or self.swa_tokens is None or not self.cut_chunks:
+            return most
+        return min(most, max(2048, self.swa_tokens // self.page_size * self.page_size // 8))
 
     def cache_config(self, trace: Trace) -> CacheConfig:
         """Return the cache for a replay of `trace`.

@@ -88,6 +88,7 @@ def random_config(rng: Random) -> dict[str, Any]:
     apart = Random(str(config))
     config["ladder"] = apart.choice([None, (apart.randint(1, 2 * page_size), apart.randint(2, 3))])
     config["value"] = apart.random() < 0.5
+    config["chunks"] = apart.random() < 0.2
     return config
 
 

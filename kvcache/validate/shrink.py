@@ -160,7 +160,7 @@ def _simplify_config(program: Program, attempt: Callable[[Program], bool]) -> No
     if config.get("ladder") is not None:
         candidate = {**config, "ladder": None}
         config = candidate if attempt(Program(candidate, program.ops)) else config
-    for name in ("branch", "hints", "bigram", "every", "value", "window_slack"):
+    for name in ("branch", "hints", "bigram", "every", "value", "chunks", "window_slack"):
         if config.get(name):
             candidate = {**config, name: type(config[name])(0)}
             if attempt(Program(candidate, program.ops)):

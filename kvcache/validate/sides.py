@@ -11,7 +11,14 @@ from kvcache.errors import IntegrityError, KVCacheError
 from kvcache.manager import KVCacheManager
 from kvcache.oracle.manager import Disagreement, ReferenceManager
 from kvcache.oracle.state import State
-from kvcache.policies.checkpoints import Branch, CheckpointPolicy, Every, Hints, Ladder
+from kvcache.policies.checkpoints import (
+    Branch,
+    CheckpointPolicy,
+    Chunks,
+    Every,
+    Hints,
+    Ladder,
+)
 from kvcache.policies.retention import Lru, Value
 from kvcache.validate.compare import differences
 from kvcache.validate.observe import observe, touches_wait
@@ -25,7 +32,7 @@ class Sides:
     """A manager and an oracle of the same configuration.
 
     Args:
-        branch, hints, every, ladder: the checkpoint policies; `every` in tokens, 0 = off; `ladder` is
+        branch, hints, every, ladder, chunks: the checkpoint policies; `every` in tokens, 0 = off; `ladder` is
             (tokens of the first rung, factor).
         value: whether windows go by what they are worth.
         device: where the manager's page ids live.
@@ -43,6 +50,7 @@ class Sides:
         every: int = 0,
         ladder: tuple[int, int] | None = None,
         value: bool = False,
+        chunks: bool = False,
         device: str = "cpu",
         hash_seed: int = 0,
         check_every: int = 1,
@@ -52,6 +60,7 @@ class Sides:
         policies += [Hints()] if hints else []
         policies += [Every(every)] if every else []
         policies += [Ladder(*ladder)] if ladder else []
+        policies += [Chunks()] if chunks else []
         self.manager = KVCacheManager(
             CacheConfig(
                 checkpoints=tuple(policies),
@@ -63,7 +72,13 @@ class Sides:
             )
         )
         self.oracle = ReferenceManager(
-            branch=branch, hints=hints, every=every, ladder=ladder, value=value, **sizes
+            branch=branch,
+            hints=hints,
+            every=every,
+            ladder=ladder,
+            value=value,
+            chunks=chunks,
+            **sizes,
         )
         self.oracle.namespace(None, self.manager.namespace(None))
         self.calls = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvcache import CacheConfig, KeyBatch, KVCacheManager, Ragged, parse_checkpoints
+from kvcache import CacheConfig, KeyBatch, KVCacheManager, Lru, Ragged, parse_checkpoints
 
 Hit = tuple[int, int, int | None]
 
@@ -38,6 +38,7 @@ class ByHand:
                 max_len=config.pop("max_len", 100_000),
                 checkpoints=parse_checkpoints(checkpoints),
                 debug=True,
+                retention=config.pop("retention", Lru()),
                 **config,
             )
         )

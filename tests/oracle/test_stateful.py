@@ -80,6 +80,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             st.one_of(st.none(), st.tuples(st.integers(1, 2 * page_size), st.integers(2, 3)))
         ),
         "value": draw(st.booleans()),
+        "chunks": draw(st.booleans()),
         "key_dtype": draw(st.sampled_from(["int32", "int64"])),
         "match_on": draw(st.sampled_from(["host", "device"])),
     }

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcache import KVCacheManager, parse_checkpoints
+from kvcache import KVCacheManager, Lru, Value, parse_checkpoints
 from kvcache.errors import CapacityError
 from kvcache.replay.active import ActiveRequest
 from kvcache.replay.config import EngineConfig
@@ -228,6 +228,7 @@ def storm(
         running=12,
         abort_every=17,
         checkpoints=parse_checkpoints(weather.policy),
+        retention=Value() if seed % 2 else Lru(),
     )
     cache = replace(
         config.cache_config(trace),

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import pytest
 
-from kvcache import CacheConfig, KVCacheManager, parse_checkpoints
+from kvcache import CacheConfig, KVCacheManager, Lru, parse_checkpoints
 from kvcache.errors import InvalidInputError
 from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
@@ -69,6 +69,7 @@ def sizes(**changes: int) -> WorkloadSizes:
 
 def config(policy: str = "branch", **changes: Any) -> EngineConfig:
     small: dict[str, Any] = {"page_size": 4, "window": 8, "chunk": 32, "running": 4}
+    small["retention"] = Lru()
     return EngineConfig(checkpoints=parse_checkpoints(policy), **{**small, **changes})
 
 

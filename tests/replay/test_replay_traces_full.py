@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcache import parse_checkpoints
+from kvcache import Lru, Retention, Value, parse_checkpoints
 from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
 from kvcache.replay.engine import Engine
@@ -53,7 +53,8 @@ def trace_named(name: str) -> Trace:
         for case in REUSED
     ],
 )
-def test_reuses_to_the_token(name: str, chunk: int, policy: str) -> None:
+@pytest.mark.parametrize("retention", [Value(), pytest.param(Lru(), marks=pytest.mark.slow)])
+def test_reuses_to_the_token(name: str, chunk: int, policy: str, retention: Retention) -> None:
     trace = trace_named(name)
     config = EngineConfig(
         page_size=512,
@@ -61,7 +62,8 @@ def test_reuses_to_the_token(name: str, chunk: int, policy: str) -> None:
         chunk=chunk,
         running=1,
         decode=False,
-        checkpoints=parse_checkpoints(policy),
+        checkpoints=parse_checkpoints("chunks" if policy == "none" else f"chunks,{policy}"),
+        retention=retention,
     )
     result = Engine(trace, config).run()
     assert (result.requests, result.input_tokens, result.full_hit_tokens) == TOTALS[name]
