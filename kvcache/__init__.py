@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvcache.keys import KeyBatch, Ragged
     from kvcache.manager import KVCacheManager
     from kvcache.match_batch import MatchBatch
+    from kvcache.pins import PinResult
     from kvcache.policies.checkpoints import (
         Branch,
         CheckpointPolicy,
@@ -69,6 +70,7 @@ __all__ = [
     "MatchBatch",
     "PageIndices",
     "PageTable",
+    "PinResult",
     "Ragged",
     "ReceiptError",
     "Retention",
@@ -104,6 +106,7 @@ _NAMES = {
     "keys": ("KeyBatch", "Ragged"),
     "manager": ("KVCacheManager",),
     "match_batch": ("MatchBatch",),
+    "pins": ("PinResult",),
     "policies.checkpoints": (
         "Branch",
         "CheckpointPolicy",

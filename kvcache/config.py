@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvcache.checks import check_device, check_int
 from kvcache.errors import InvalidInputError
@@ -52,6 +53,7 @@ class CacheConfig:
     hash_seed: int = field(default=0, repr=False)  # secret of the page hashes, see above
     device: str = "cpu"  # where the page ids live: "cpu", "cuda", "cuda:1", ...
     retention: Retention = field(default_factory=Value)
+    pin_share: float = 0.25  # of each pool: what pins may hold, in [0, 1]
     debug: bool = False  # compare whole prefixes with a commit's keys, not their last page alone
 
     def __post_init__(self) -> None:
@@ -73,6 +75,9 @@ class CacheConfig:
             check_int("window", self.window, low=1, high=_MAX_INT32 // 2)
             check_int("window - window_slack", self.window - self.window_slack, low=1)
             check_int("swa_pages", self.swa_pages, low=1, high=most)
+        share: Any = self.pin_share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise InvalidInputError(f"pin_share must be a number in [0, 1], got {share!r}")
         check_policies(self.checkpoints)
         check_retention(self.retention)
         check_device("device", self.device)
@@ -107,6 +112,11 @@ class CacheConfig:
     def max_pages_per_row(self) -> int:
         """Width of the page table."""
         return -(-self.max_len // self.page_size)
+
+    @property
+    def pin_budget(self) -> tuple[int, int]:
+        """Pages that pins may hold: Full, SWA."""
+        return int(self.pin_share * self.full_pages), int(self.pin_share * self.swa_pages)
 
     @property
     def keeps_branches(self) -> bool:

@@ -163,6 +163,7 @@ class CacheCore(Uncopied):
             row_full_pages=config.full_pages - plane.full_top - tree.full_pages,
             row_swa_pages=config.swa_pages - plane.swa_top - tree.swa_pages,
             running_rows=config.max_rows - self.rows.num_free,
+            pins=len(self._state.pins),
             namespaces=len(self._namespaces),
             nodes=tree.num_nodes,
             launches=plane.launches,
@@ -215,7 +216,8 @@ class CacheCore(Uncopied):
         Asking again gives the same handle while the namespace stands. A handle is safe until the next match,
         and from its admission on for as long as its row runs. Otherwise its namespace may make room for
         another one where `max_namespaces` are in use: with all that is cached in it, the least recently
-        looked up first; one that a row runs in when room is made counts as looked up then. The default
+        looked up first; one that a row runs or a pin stands in
+        when room is made counts as looked up then. The default
         namespace stays. A call of a dead handle is refused, and looking its key up makes it anew.
 
         Raises:
@@ -244,14 +246,16 @@ class CacheCore(Uncopied):
         """Free everything that is cached in a namespace and the namespace itself; its handle dies.
 
         Raises:
-            InvalidInputError: No such namespace, the default one, or a request runs in it.
+            InvalidInputError: No such namespace, the default one, or a request runs or a pin stands in it.
         """
         self._state.check_idle()
         handle = int(self._namespaces.handles(handle, 1, "handle")[0])
         if handle == self._namespaces.default:
             raise InvalidInputError("handle must not be of the default namespace; use flush()")
         if self.tree.is_locked(handle):
-            raise InvalidInputError(f"handle must be of a namespace that no row uses, got {handle}")
+            raise InvalidInputError(
+                f"handle must be of a namespace that no row uses and no pin keeps, got {handle}"
+            )
         ranges, full, swa = self.tree.drop_roots(np.array([handle], np.int64))
         self._namespaces.forget(handle)
         return self._free(ranges, full, swa)

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from kvcache import rows as row_ops
 from kvcache.checks import INT32, as_indices, as_int_array, check_tensor, check_type
-from kvcache.core import CacheCore
 from kvcache.device.data_plane import NO_RANGES
 from kvcache.device.device_match import DeviceKeys, DeviceMatch
 from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.match_batch import MatchBatch
+from kvcache.pinning import PinningCache
 from kvcache.requests import check_lens, insert_requests, running_rows
 from kvcache.results import CommitResult
 from kvcache.rows import Int32Array, Int64Array
@@ -24,7 +24,7 @@ from kvcache.types import Lens, Rows
 _NO_HINTS = np.zeros(0, np.int64)
 
 
-class KVCacheManager(CacheCore):
+class KVCacheManager(PinningCache):
     """Prefix cache of a model with full attention and, if `config.window` is set, sliding-window attention.
 
     All calls take a batch, cost a bounded number of launches and at most one upload whatever the batch, and
@@ -204,6 +204,7 @@ class KVCacheManager(CacheCore):
             self._device_matcher().start_rows(found, chosen, rows, state.state)
         else:
             self._state.plane.apply(ranges, rows, states=rows, row_state=state.state)
+        self._note_admitted(chosen.size)
         return receipts  # by now the handles
 
     # -- a request runs --------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class Stats:
     row_full_pages: int  # owned by rows
     row_swa_pages: int
     running_rows: int
+    pins: int  # prefixes that are pinned
     namespaces: int
     nodes: int
     launches: int  # since the manager was built

@@ -18,6 +18,7 @@ from kvcache.errors import (
     ConcurrentCallError,
     InvalidInputError,
 )
+from kvcache.pins import Pins
 from kvcache.policies.retention import Value
 from kvcache.rows import Int32Array, Rows
 from kvcache.tree.radix_tree import RadixTree
@@ -32,6 +33,7 @@ class CacheState(Uncopied):
     Attributes:
         tree: The radix tree; it knows lengths.
         rows: Lengths and locks of the running requests.
+        pins: Prefixes that stay whatever is evicted.
         plane: The device; it knows pages. Gone once the cache is closed.
         inside: Whether a call is under way. A second one would be of another thread.
         stepping: Whether the body of DecodeStep.running is.
@@ -46,13 +48,14 @@ class CacheState(Uncopied):
             keep_pages=config.keep_pages,
             bigram=config.bigram,
             num_slots=config.full_pages,
-            max_locks=config.max_rows,
+            max_locks=config.max_rows + config.pin_budget[0],
             max_roots=config.max_namespaces,
             hash_seed=config.hash_seed,
             by_value=isinstance(config.retention, Value),
             chunks=config.keeps_chunks,
             ladder=(config.ladder.first, config.ladder.factor) if config.ladder else None,
         )
+        self.pins = Pins(config)
         self.plane = DataPlane(config)
         self.evicted_full = 0
         self.evicted_swa = 0
@@ -128,6 +131,7 @@ class CacheState(Uncopied):
         if self.plane.guard is not None:
             self.plane.guard.check()
         self.rows.reset()
+        self.pins.reset()
         self.tree.reset()
         self.plane.reset()
         self.broken = None

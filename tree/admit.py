@@ -42,5 +42,5 @@ def admit(
         return -1 - pages
     if meta[M_TOUCHES] > 0:
         apply_touches(nodes, meta, table, slab, notes)
-    lock_matched(nodes, meta, table, slab, locks, free_locks, results, index, receipts)
+    lock_matched(nodes, meta, table, slab, locks, free_locks, results, index, receipts, True)
     return bind_ranges(nodes, locks, receipts, ranges)

@@ -168,8 +168,12 @@ def lock_matched(
     results: Int32Array,
     index: Int64Array,
     receipts: Int64Array,
+    admits: bool,
 ) -> None:
-    """Lock the reusable prefix of each request in `index` of a match; write a receipt for each."""
+    """Lock the reusable prefix of each request in `index` of a match; write a receipt for each.
+
+    `admits`: as admissions, which count and teach (value.py).
+    """
     page_size = meta[M_PAGE_SIZE]
     for i in range(index.shape[0]):
         # a node may have been joined with the one below since the match
@@ -177,7 +181,7 @@ def lock_matched(
         anchor = standing(nodes, results[REUSE_NODE, index[i]], results[REUSE_GEN, index[i]], end)
         n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
         learns = False
-        if meta[M_BY_VALUE] != 0:
+        if admits and meta[M_BY_VALUE] != 0:
             learns = note_admission(
                 nodes, meta, n, end, np.int64(results[FULL_HIT, index[i]]) // page_size
             )

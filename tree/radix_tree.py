@@ -12,7 +12,7 @@ from kvcache.tree.evict import evict
 from kvcache.tree.fits import how_many_fit
 from kvcache.tree.hashing import hash_words
 from kvcache.tree.insert import first_bad_key, insert, insert_size
-from kvcache.tree.lock import first_bad_receipt, release_swa, unlock
+from kvcache.tree.lock import first_bad_receipt, lock_matched, release_swa, unlock
 from kvcache.tree.match import (
     FULL_GEN,
     FULL_HIT,
@@ -297,6 +297,25 @@ class RadixTree(Uncopied):
             self._room_for_ranges(-1 - num)
             num = self._admit(results, index, receipts)
         return receipts, self._ranges[:num]
+
+    def pin(self, results: Int32Array) -> Int64Array:
+        """Lock the reusable prefixes of all requests of a match that was just made; return receipts."""
+        self._settle()
+        num = results.shape[1]
+        receipts = np.empty(num, np.int64)
+        lock_matched(
+            self.nodes,
+            self.meta,
+            self.table,
+            self.tokens,
+            self.locks,
+            self.free_locks,
+            results,
+            np.arange(num),
+            receipts,
+            False,
+        )
+        return receipts
 
     def _admit(self, results: Int32Array, index: Int64Array, receipts: Int64Array) -> int:
         return admit(

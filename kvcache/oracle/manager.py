@@ -204,6 +204,7 @@ class ReferenceManager(ReferenceRequests):
     def reset(self) -> None:
         """All rows end, all pages are free; namespaces stay."""
         self.rows.clear()
+        self.pins.clear()
         self.free_full, self.free_swa = set(self.all_full), set(self.all_swa)
         for root in self.roots.values():
             for page in self.path_pages(root):
@@ -237,8 +238,8 @@ class ReferenceManager(ReferenceRequests):
                 for w in self.windows
             },
             tails={page.full_id: (page.tail, page.answer_tail) for _, page in self.pages()},
-            learned=[self.hits[kind] for kind in range(23)]
-            + [self.made[kind] for kind in range(23)],
+            learned=[self.hits[kind] for kind in range(24)]
+            + [self.made[kind] for kind in range(24)],
             free_full=frozenset(self.free_full),
             free_swa=frozenset(self.free_swa),
             swa_map=swa_map,
@@ -281,10 +282,14 @@ class ReferenceManager(ReferenceRequests):
             needed = {token // self.page_size for token in seen} if self.has_swa else set()
             require(all(swa_ids[i] for i in needed), f"row {row}: its next window is live")
         for _, page in self.pages():
-            holders = [row for row in self.rows.values() if page in row.path]
-            require(page.full_locks == len(holders), f"page {page.full_id}: Full locks")
-            window_holders = [row for row in holders if page in row.swa_locked]
-            require(page.swa_locks == len(window_holders), f"page {page.full_id}: SWA locks")
+            paths = [row.path for row in self.rows.values()]
+            paths += [pin.path for pin in self.pins.values()]
+            holders = sum(page in path for path in paths)
+            require(page.full_locks == holders, f"page {page.full_id}: Full locks")
+            windows = [row.swa_locked for row in self.rows.values()]
+            windows += [pin.window for pin in self.pins.values()]
+            window_holders = sum(page in window for window in windows)
+            require(page.swa_locks == window_holders, f"page {page.full_id}: SWA locks")
 
     def check_commit(self, row: int, key: list[int]) -> None:
         """Insert, then match: a match reaches what a commit reported, in the row's own pages."""

@@ -45,6 +45,15 @@ class Row:
     learns: bool = False  # whether it is to be learned yet where it forks
 
 
+class Pin(NamedTuple):
+    """A prefix that stays."""
+
+    namespace: int
+    path: list[Page]
+    window: list[Page]
+    until: int | None  # admissions
+
+
 class Match(NamedTuple):
     """What `match` found for one request. Lengths in tokens; branch -1 = none."""
 
@@ -77,6 +86,7 @@ class ReferenceRequests(ReferenceWindows):
         ladder: tuple[int, int] | None = None,
         value: bool = False,
         chunks: bool = False,
+        pin_share: float = 0.25,
         max_namespaces: int = 4096,
     ) -> None:
         super().__init__(
@@ -98,6 +108,9 @@ class ReferenceRequests(ReferenceWindows):
         self.looked_up: set[Hashable] = set()  # since the last match
         self.rows: dict[int, Row] = {}  # by handle
         self.handles: set[int] = set()  # every one that was ever given out
+        self.pin_share = pin_share
+        self.pins: dict[int, Pin] = {}  # by receipt
+        self.num_admitted = 0
 
     # namespaces
 
@@ -150,7 +163,8 @@ class ReferenceRequests(ReferenceWindows):
         return next(iter(self.namespaces.values()))
 
     def in_use(self, handle: int) -> bool:
-        return any(row.namespace == handle for row in self.rows.values())
+        holders: list[Row | Pin] = [*self.rows.values(), *self.pins.values()]
+        return any(holder.namespace == handle for holder in holders)
 
     def forget(self, handle: int) -> tuple[int, int]:
         self.namespaces = {key: owner for key, owner in self.namespaces.items() if owner != handle}
@@ -167,14 +181,17 @@ class ReferenceRequests(ReferenceWindows):
 
     def match(self, requests: list[tuple[int, list[int]]], *, touch: bool = True) -> list[Match]:
         """Match (namespace handle, tokens) of each request, in order."""
-        for handle, _ in requests:
-            if handle not in self.roots:
-                raise InvalidInputError(f"namespace must be a known handle, got {handle}")
+        self.check_handles([handle for handle, _ in requests])
         if requests:
             self.looked_up.clear()
         matches = [self.match_one(handle, tokens, touch) for handle, tokens in requests]
         self.counts["branch_points"] += sum(match.branch >= 0 for match in matches)
         return matches
+
+    def check_handles(self, handles: list[int]) -> None:
+        for handle in handles:
+            if handle not in self.roots:
+                raise InvalidInputError(f"namespace must be a known handle, got {handle}")
 
     def match_one(self, handle: int, tokens: list[int], touch: bool) -> Match:
         path: list[Page] = []
@@ -245,6 +262,43 @@ class ReferenceRequests(ReferenceWindows):
                 match.key_len + 1,
                 learns,
             )
+        self.num_admitted += len(matches)
+        ended = [r for r, pin in self.pins.items() if pin.until and pin.until <= self.num_admitted]
+        self.counts["pins_ended"] += len(ended)
+        self.unpin(ended)
+
+    def pin(
+        self, requests: list[tuple[int, list[int]]], ttl: int | None, receipts: list[int] | None
+    ) -> list[int]:
+        """Pin what is cached of each key, under the receipts that the manager gave; the lengths that stay."""
+        self.check_handles([handle for handle, _ in requests])
+        matches = [self.match_one(handle, tokens, touch=False) for handle, tokens in requests]
+        standing = [*self.pins.values()]
+        paths = [pin.path for pin in standing] + [match.path for match in matches]
+        windows = [len(self.window(len(path) * self.page_size)) for path in paths]
+        full_budget, swa_budget = (
+            int(self.pin_share * len(pool)) for pool in (self.all_full, self.all_swa)
+        )
+        if max(len(paths), sum(map(len, paths))) > full_budget or sum(windows) > swa_budget:
+            raise CapacityError("pins: too many for the budget")
+        if requests:
+            self.looked_up.clear()
+        agree(receipts is not None and len({*receipts, *self.pins}) == len(paths), "a receipt each")
+        for receipt, match in zip(receipts or [], matches, strict=True):
+            window = [match.path[i] for i in self.window(match.reuse)]
+            self.lock(match.path, window)
+            until = None if ttl is None else self.num_admitted + ttl
+            self.pins[receipt] = Pin(match.namespace, match.path, window, until)
+            self.counts["pinned"] += bool(match.path)
+        return [match.reuse for match in matches]
+
+    def unpin(self, receipts: list[int]) -> None:
+        for i, receipt in enumerate(receipts):
+            if receipt not in self.pins or receipt in receipts[:i]:
+                raise ReceiptError(f"pins must be receipts of standing pins, once, got {receipt}")
+        for receipt in receipts:
+            pin = self.pins.pop(receipt)
+            self.unlock(pin.path, pin.window)
 
     def capacity(self) -> tuple[int, int, int]:
         full, swa = self.unlocked()

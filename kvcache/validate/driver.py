@@ -69,6 +69,7 @@ class Driver(Sides):
         self.requests: dict[str, Request] = {}
         # the last handle that a namespace had; it may have been dropped or given up
         self.handles: dict[str | None, int] = {None: self.manager.namespace(None)}
+        self.pins: dict[str, list[int]] = {}
         self.retractions = 0
 
     # names
@@ -235,6 +236,47 @@ class Driver(Sides):
                 self.requests.pop(name, None)
                 self.requests[name] = Request(row, asked[i])
 
+    # pins
+
+    def pin(
+        self, name: str, asked: list[tuple[str | None, list[int], int]], ttl: int | None
+    ) -> None:
+        """Pin what is cached of each key; the receipts go by `name`."""
+        asks = [Asked(*ask) for ask in asked]
+        if not all(self.stands(ask.namespace) for ask in asks):
+            self.namespaces([ask.namespace for ask in asks])
+        asks = [ask for ask in asks if ask.namespace in self.handles]
+        handles = [self.handles[ask.namespace] for ask in asks]
+        tokens = [ask.tokens[: ask.key_len] for ask in asks]
+        what = f"pin({name!r}, ttl={ttl})"
+
+        def oracle(result: Any) -> list[int]:
+            receipts = None if result is None else result.pins.tolist()
+            return self.oracle.pin(list(zip(handles, tokens, strict=True)), ttl, receipts)
+
+        keys = self._key_batch(tokens)
+        done = self.both(what, lambda: self.manager.pin(keys, ints(handles), ttl=ttl), oracle)
+        if done is not None:
+            self.equal(what, "pinned_len", done[0].pinned_len, done[1])
+            self.pins[name] = done[0].pins.tolist()
+
+    def unpin_all(self) -> None:
+        receipts = [*self.oracle.pins]
+        self.both(
+            "unpin all",
+            lambda: self.manager.unpin(ints(receipts)),
+            lambda _: self.oracle.unpin(receipts),
+        )
+
+    def unpin(self, names: list[str]) -> None:
+        """Let pins go, by name; they may have ended."""
+        receipts = [receipt for name in names for receipt in self.pins.get(name, [])]
+        self.both(
+            f"unpin({receipts})",
+            lambda: self.manager.unpin(ints(receipts)),
+            lambda _: self.oracle.unpin(receipts),
+        )
+
     # running requests
 
     def extend(self, names: list[Name], new_lens: list[int]) -> None:
@@ -366,6 +408,7 @@ class Driver(Sides):
     def end(self) -> None:
         """Abort what runs and flush: every page must come back."""
         self.abort([*self.running()])
+        self.unpin_all()
         self.flush()
         left = self.last.counts["tree_full_pages"], self.last.counts["tree_swa_pages"]
         if left != (0, 0):

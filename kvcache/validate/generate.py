@@ -38,6 +38,8 @@ _WEIGHTS = {
     "namespace": 1,
     "namespaces": 1,
     "drop_namespace": 1,
+    "pin": 1.5,
+    "unpin": 1,
     "bad": 1,
     "wrong": 3,
 }
@@ -89,6 +91,7 @@ def random_config(rng: Random) -> dict[str, Any]:
     config["ladder"] = apart.choice([None, (apart.randint(1, 2 * page_size), apart.randint(2, 3))])
     config["value"] = apart.random() < 0.5
     config["chunks"] = apart.random() < 0.2
+    config["pin_share"] = apart.choice([0.0, 0.25, 0.5, 1.0])
     return config
 
 
@@ -297,6 +300,17 @@ class Generator:
 
     def _drop_namespace(self, driver: Driver, names: list[str]) -> Op:
         return "drop_namespace", [self.rng.choice(_NAMESPACES)]
+
+    def _pin(self, driver: Driver, names: list[str]) -> Op:
+        rng = self.rng
+        asked: list[Any] = []
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            text = rng.choice(self.texts[-12:]) if self.texts else self._text()
+            asked.append([rng.choice(self.namespaces), text, rng.randint(0, self.max_len)])
+        return "pin", [self._name("p"), asked, rng.choice([None, 1, 2, 5, 9])]
+
+    def _unpin(self, driver: Driver, names: list[str]) -> Op:
+        return "unpin", [self.rng.sample([*driver.pins], min(len(driver.pins), 2))]
 
     def _bad(self, driver: Driver, names: list[str]) -> Op:
         return "bad", [self.rng.choice([*BAD_CALLS, *BAD_HANDLES])]

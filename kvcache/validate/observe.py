@@ -139,7 +139,7 @@ def _tails(manager: KVCacheManager, device: _Device) -> dict[int, tuple[int, int
 
 def _learned(manager: KVCacheManager) -> list[int]:
     meta = manager.tree.meta
-    return [int(meta[first + kind]) for first in (a.M_HIT, a.M_MADE) for kind in range(23)]
+    return [int(meta[first + kind]) for first in (a.M_HIT, a.M_MADE) for kind in range(24)]
 
 
 class _Tree:

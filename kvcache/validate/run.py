@@ -29,6 +29,8 @@ _LEGEND = {
     "evicted_full": "Full pages of the tree that were freed",
     "evicted_swa": "SWA pages of the tree that were freed",
     "given_up": "windows that were given up to make room",
+    "pinned": "prefixes that were pinned",
+    "pins_ended": "pins that ended by their ttl",
     "not_admitted": "rungs of the ladder that were worth less than what had just gone",
     "repointed": "pages of a row that the tree had already",
     "retractions": "rows that were retracted",

@@ -81,6 +81,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "value": draw(st.booleans()),
         "chunks": draw(st.booleans()),
+        "pin_share": draw(st.sampled_from([0.0, 0.5, 1.0])),
         "key_dtype": draw(st.sampled_from(["int32", "int64"])),
         "match_on": draw(st.sampled_from(["host", "device"])),
     }
@@ -100,6 +101,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.max_len = config["max_len"]
         self.texts = [[0] * self.max_len]
         self.matches: list[str] = []
+        self.pins: list[str] = []
         self.num_names = 0
 
     def call(self, name: str, *args: Any) -> None:
@@ -322,6 +324,18 @@ class CacheMachine(RuleBasedStateMachine):
         elif number == 5:
             self.call("namespaces", [name, "c", "d"])
 
+    @rule(ttl=st.sampled_from([None, None, 1, 3]), data=st.data())
+    def pin(self, ttl: int | None, data: st.DataObject) -> None:
+        asks = [[data.draw(NAMESPACES), self.text(data), self.max_len]]
+        self.pins.append(self.new_name("p"))
+        self.call("pin", self.pins[-1], asks, ttl)
+        SEEN["pinned"] += sum(len(pin.path) > 0 for pin in self.driver.oracle.pins.values())
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        self.call("unpin", [data.draw(st.sampled_from(self.pins[-3:]))])
+
     @invariant()
     def every_invariant_holds(self) -> None:
         if hasattr(self, "driver"):
@@ -330,6 +344,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.call("abort", [*self.driver.running()])
+            self.driver.unpin_all()
             stats = self.driver.manager.stats()
             SEEN["stale"] += self.driver.refusals["admit StaleMatchError"]
             SEEN["evicted"] += stats.evicted_full_pages + stats.evicted_swa_pages
@@ -345,5 +360,6 @@ def test_manager_and_oracle_stay_equal() -> None:
     run_state_machine_as_test(CacheMachine)
     assert min(SEEN[call] for call in CALLS) >= 10, SEEN
     assert SEEN["hits"] >= 60, SEEN
+    assert SEEN["pinned"] >= 10, SEEN
     assert SEEN["evicted"] >= 100, SEEN
     assert SEEN["stale"] >= 5, SEEN
