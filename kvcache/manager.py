@@ -15,7 +15,7 @@ from kvcache.errors import CapacityError, InvalidInputError, StaleMatchError
 from kvcache.keys import KeyBatch, Ragged
 from kvcache.match_batch import MatchBatch
 from kvcache.pinning import PinningCache
-from kvcache.requests import check_lens, insert_requests, running_rows
+from kvcache.requests import as_priorities, check_lens, insert_requests, running_rows
 from kvcache.results import CommitResult
 from kvcache.rows import Int32Array, Int64Array
 from kvcache.state import exclusive
@@ -145,7 +145,11 @@ class KVCacheManager(PinningCache):
 
     @exclusive
     def admit(
-        self, batch: MatchBatch | DeviceMatch, index: npt.ArrayLike | None = None
+        self,
+        batch: MatchBatch | DeviceMatch,
+        index: npt.ArrayLike | None = None,
+        *,
+        priority: npt.ArrayLike = 0,
     ) -> Int64Array:
         """Take a row for each request, lock its prefix, and bind the reused pages into the row.
 
@@ -153,6 +157,8 @@ class KVCacheManager(PinningCache):
             batch: Result of `match`. If it is on the device, this waits for it unless it was fetched, and the
                 device binds the pages from what it found.
             index: [n] which requests of the batch; default: all. One request may be admitted twice.
+            priority: One for all, or [n], in [-16, 16]: with the retention `Value` a window that a request of
+                priority p makes or resumes at is worth 2^p times as much. Changes nothing else.
 
         Returns:
             [n] int64 handles of the rows. `computed_len = allocated_len = owned_len = reuse_len`.
@@ -160,8 +166,8 @@ class KVCacheManager(PinningCache):
         Raises:
             CapacityError: Fewer than n rows are free.
             StaleMatchError: A prefix, or what is behind it in the tree, lost a page since the match.
-            InvalidInputError: An index is out of range, a prefix is longer than `max_len`, or the batch is of
-                another manager.
+            InvalidInputError: An index or a priority is out of range, a prefix is longer than `max_len`, or
+                the batch is of another manager.
         """
         self._state.check_idle()
         found = batch
@@ -173,6 +179,7 @@ class KVCacheManager(PinningCache):
         self._check_owner("batch", batch)
         num = len(batch)
         chosen = np.arange(num) if index is None else as_indices("index", index, num)
+        priorities = as_priorities(priority, chosen.size)
         if chosen.size > self.rows.num_free:
             raise CapacityError(f"{chosen.size} rows needed, {self.rows.num_free} are free")
         stale = self.tree.still_holds(batch.results, chosen, batch.namespaces)
@@ -187,7 +194,7 @@ class KVCacheManager(PinningCache):
             found.fetch()  # nothing is refused any more: now it may touch
         state = self.rows
         rows = state.take(chosen.size)
-        receipts, ranges = self.tree.lock_matched(batch.results, chosen)
+        receipts, ranges = self.tree.lock_matched(batch.results, chosen, priorities)
         row_ops.start_rows(
             state.state,
             state.receipts,

@@ -31,6 +31,31 @@ from kvcache.tree.radix_tree import RadixTree
 _NO_HINTS = np.zeros(0, np.int64)
 
 
+# of a request: a window is worth 2^p times as much
+_MOST_PRIORITY = 16
+
+
+def as_priorities(priority: Any, num: int) -> Int64Array:
+    """Return [num] priorities of requests from one for all, or [num] of them.
+
+    Raises:
+        InvalidInputError: A wrong number of them, or one outside [-16, 16].
+    """
+    if type(priority) is int and priority == 0:
+        return np.zeros(num, np.int64)
+    if isinstance(priority, (int, np.integer)) and not isinstance(priority, bool):
+        priority = [priority] * num
+    priorities = as_int_array("priority", priority, dtype=INT64)
+    if priorities.size != num:
+        raise InvalidInputError(f"priority must have {num} entries, got {priorities.size}")
+    bad = np.flatnonzero(np.abs(priorities) > _MOST_PRIORITY)
+    if bad.size:
+        raise InvalidInputError(
+            f"priority[{bad[0]}] must be in [-16, 16], got {priorities[bad[0]]}"
+        )
+    return priorities
+
+
 def running_rows(rows: Rows, given: Any) -> Int32Array:
     """Return the rows, int32, of the handles `given`; not to be written, later calls may return them again.
 

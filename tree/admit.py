@@ -24,12 +24,14 @@ def admit(
     results: Int32Array,
     index: Int64Array,
     receipts: Int64Array,
+    priorities: Int64Array,
     ranges: Int32Array,
 ) -> int:
     """Work off the notes of matches, then lock the reusable prefixes of requests `index` of a match.
 
     Args:
         receipts: [n], out.
+        priorities: [n], of the requests.
         ranges: [capacity, 5], out: BIND ranges of the prefixes; room for one a page.
 
     Returns:
@@ -42,5 +44,7 @@ def admit(
         return -1 - pages
     if meta[M_TOUCHES] > 0:
         apply_touches(nodes, meta, table, slab, notes)
-    lock_matched(nodes, meta, table, slab, locks, free_locks, results, index, receipts, True)
+    lock_matched(
+        nodes, meta, table, slab, locks, free_locks, results, index, receipts, priorities, True
+    )
     return bind_ranges(nodes, locks, receipts, ranges)

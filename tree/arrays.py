@@ -34,6 +34,7 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | WIN_CLASS  | class of its checkpoint (value.py)               |                                        |
 | WIN_MASK   | classes that it has inherited, bit c for class c |                                        |
 | WIN_USES   | how often requests resumed there                 | 2 = twice or more                      |
+| WIN_PRIORITY | of the request that made or used it        | the highest one                        |
 | WIN_GAP    | mean admissions from use to use, 8 binary digits | 0 = unknown                            |
 | WIN_PREV   | the window made before it; record 0 ends the ring |                                       |
 | WIN_NEXT   | the window made after it                         |                                        |
@@ -58,7 +59,7 @@ are used, a level of twice the size takes over, and what is filed from then on b
 
 Locks: `locks[field, lock]`, int32: LOCK_NODE (0 = free), LOCK_END (pages), LOCK_SWA (first page whose SWA is
 locked; LOCK_END when the SWA part was released), LOCK_GEN, LOCK_LEARNS (1: where the request forks from what
-the tree has is still to be learned, value.py).
+the tree has is still to be learned, value.py), LOCK_PRIORITY (of the request).
 
 Ranges: `ranges[i, (KIND, REQUEST, PAGE, SLOT, COUNT)]`, int32: what the device has to do, in the order in
 which the tree decided it; see ranges.py.
@@ -109,19 +110,20 @@ JOINED = -3
     WIN_CLASS,
     WIN_MASK,
     WIN_USES,
+    WIN_PRIORITY,
     WIN_GAP,
     WIN_PREV,
     WIN_NEXT,
     TAIL,
     ANSWER_TAIL,
     HEAP,
-) = range(35)
-NUM_FIELDS = 35
+) = range(36)
+NUM_FIELDS = 36
 
 TAG, NODE = 0, 1
 
-LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN, LOCK_LEARNS = range(5)
-NUM_LOCK_FIELDS = 5
+LOCK_NODE, LOCK_END, LOCK_SWA, LOCK_GEN, LOCK_LEARNS, LOCK_PRIORITY = range(6)
+NUM_LOCK_FIELDS = 6
 
 # `meta`, int64 [M_TOKEN_KEYS + P + log]: scalars that compiled functions read and write, the words of the
 # page hash, then the log of changes

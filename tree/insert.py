@@ -22,6 +22,7 @@ from kvcache.tree.arrays import (
     LOCK_END,
     LOCK_LEARNS,
     LOCK_NODE,
+    LOCK_PRIORITY,
     LOCK_SWA,
     M_BIGRAM,
     M_BY_VALUE,
@@ -284,13 +285,14 @@ def insert(
         end = requests[b, INSERT_END]
         requests[b, MATCHED_END] = owned
         by_value = meta[M_BY_VALUE] != 0
+        priority = np.int64(locks[LOCK_PRIORITY, k])
         num_found = 0
         prompt = requests[b, PROMPT_LEN] // page_size
         if end <= owned:
             if by_value and requests[b, ENDS] != 0 and owned > 0:
                 if locks[LOCK_LEARNS, k] != 0:
                     learn_fork(nodes, meta, anchor, owned)
-                make_window(nodes, meta, table, slab, anchor, owned, ANSWER)
+                make_window(nodes, meta, table, slab, anchor, owned, ANSWER, priority)
                 note_tails(nodes, meta, anchor, prompt, owned)
             continue
         at = requests[b, AT] + bigram
@@ -374,7 +376,8 @@ def insert(
         locks[LOCK_SWA, k] = first
         if by_value:
             for c in range(num_found):
-                make_window(nodes, meta, table, slab, node, found[c, 0], found[c, 1])
+                kind = found[c, 1]
+                make_window(nodes, meta, table, slab, node, found[c, 0], kind, priority)
             if (owned < prompt and prompt <= end) or requests[b, ENDS] != 0:
                 note_tails(nodes, meta, node, prompt, end)
         below = np.int64(nodes[CHILD, anchor])

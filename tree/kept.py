@@ -31,6 +31,7 @@ from kvcache.tree.arrays import (
     WIN_NEXT,
     WIN_PAGES,
     WIN_PREV,
+    WIN_PRIORITY,
     WIN_REFS,
     WIN_USES,
     Int32Array,
@@ -65,6 +66,7 @@ def make_window(
     node: int,
     end: int,
     kind: int,
+    priority: int,
 ) -> None:
     """Keep the window that ends at page `end` of the path of `node`, if all of it is live.
 
@@ -75,6 +77,7 @@ def make_window(
     n = np.int64(node_ending_at(nodes, meta, table, slab, node, end))
     if nodes[WIN_PAGES, n] != 0:
         nodes[WIN_LAST, n] = now
+        nodes[WIN_PRIORITY, n] = max(nodes[WIN_PRIORITY, n], priority)
         if kind == FORK and nodes[WIN_USES, n] < 2:
             nodes[WIN_USES, n] = 2
             meta[M_MADE + USED_OFTEN] += _ONE
@@ -91,6 +94,7 @@ def make_window(
         x = np.int64(nodes[PARENT, x])
     nodes[WIN_PAGES, n] = end - first
     nodes[WIN_LAST, n] = now
+    nodes[WIN_PRIORITY, n] = priority
     nodes[WIN_CLASS, n] = kind
     nodes[WIN_MASK, n] = 0
     nodes[WIN_GAP, n] = 0

@@ -20,6 +20,7 @@ from kvcache.tree.arrays import (
     LOCK_GEN,
     LOCK_LEARNS,
     LOCK_NODE,
+    LOCK_PRIORITY,
     LOCK_SWA,
     M_BY_VALUE,
     M_FULL_LOCKED,
@@ -168,11 +169,12 @@ def lock_matched(
     results: Int32Array,
     index: Int64Array,
     receipts: Int64Array,
+    priorities: Int64Array,
     admits: bool,
 ) -> None:
     """Lock the reusable prefix of each request in `index` of a match; write a receipt for each.
 
-    `admits`: as admissions, which count and teach (value.py).
+    `priorities` [n] of the requests; `admits`: as admissions, which count and teach (value.py).
     """
     page_size = meta[M_PAGE_SIZE]
     for i in range(index.shape[0]):
@@ -182,9 +184,8 @@ def lock_matched(
         n = np.int64(node_ending_at(nodes, meta, table, slab, anchor, end))
         learns = False
         if admits and meta[M_BY_VALUE] != 0:
-            learns = note_admission(
-                nodes, meta, n, end, np.int64(results[FULL_HIT, index[i]]) // page_size
-            )
+            hit = np.int64(results[FULL_HIT, index[i]]) // page_size
+            learns = note_admission(nodes, meta, n, end, hit, priorities[i])
         lock_full(nodes, meta, n, 0)
         first = lock_swa(nodes, meta, table, slab, n, end, 0)
         meta[M_LOCKS_FREE] -= 1
@@ -193,6 +194,7 @@ def lock_matched(
         locks[LOCK_END, k] = end
         locks[LOCK_SWA, k] = first
         locks[LOCK_LEARNS, k] = learns
+        locks[LOCK_PRIORITY, k] = priorities[i]
         receipts[i] = (np.int64(locks[LOCK_GEN, k]) << 32) | k
 
 

@@ -282,20 +282,25 @@ class RadixTree(Uncopied):
         found[REUSE_NODE] = anchors
         found[REUSE_GEN] = self.nodes[a.GEN, anchors]
         found[REUSE] = ends * self.meta[a.M_PAGE_SIZE]
-        return self.lock_matched(found, np.arange(anchors.shape[0]))[0]
+        num = anchors.shape[0]
+        return self.lock_matched(found, np.arange(num), np.zeros(num, np.int64))[0]
 
-    def lock_matched(self, results: Int32Array, index: Int64Array) -> tuple[Int64Array, Int32Array]:
+    def lock_matched(
+        self, results: Int32Array, index: Int64Array, priorities: Int64Array
+    ) -> tuple[Int64Array, Int32Array]:
         """Lock the reusable prefixes of requests `index` of a match, which must still hold.
+
+        `priorities` is [n], of the requests (value.py).
 
         Returns:
             (receipts, BIND ranges for the pages of the prefixes).
         """
         num = index.shape[0]
         receipts = np.empty(num, np.int64)
-        num = self._admit(results, index, receipts)
+        num = self._admit(results, index, receipts, priorities)
         if num < 0:
             self._room_for_ranges(-1 - num)
-            num = self._admit(results, index, receipts)
+            num = self._admit(results, index, receipts, priorities)
         return receipts, self._ranges[:num]
 
     def pin(self, results: Int32Array) -> Int64Array:
@@ -313,11 +318,18 @@ class RadixTree(Uncopied):
             results,
             np.arange(num),
             receipts,
+            np.zeros(num, np.int64),
             False,
         )
         return receipts
 
-    def _admit(self, results: Int32Array, index: Int64Array, receipts: Int64Array) -> int:
+    def _admit(
+        self,
+        results: Int32Array,
+        index: Int64Array,
+        receipts: Int64Array,
+        priorities: Int64Array,
+    ) -> int:
         return admit(
             self.nodes,
             self.meta,
@@ -329,6 +341,7 @@ class RadixTree(Uncopied):
             results,
             index,
             receipts,
+            priorities,
             self._ranges,
         )
 

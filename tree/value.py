@@ -6,7 +6,8 @@ All of it is in whole numbers, so all ranks agree; times are admissions, no cloc
 of the class of its checkpoint: how far it lies before the end of its prompt (the rung of the ladder), a
 prompt's or an answer's end, a fork. How likely a class is to be returned to is learned from where requests
 fork, counted from the end of the last prompt through that point. A window that goes leaves its classes to
-the next shallower one, which now serves its forks.
+the next shallower one, which now serves its forks. A window that a request of priority p makes or uses is
+worth 2^p times as much.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from kvcache.tree.arrays import (
     WIN_MASK,
     WIN_NEXT,
     WIN_PAGES,
+    WIN_PRIORITY,
     WIN_REFS,
     WIN_USES,
     Int32Array,
@@ -157,7 +159,7 @@ def key_of(nodes: Int32Array, meta: Int64Array, n: int) -> int:
     lost = np.int64(nodes[DEPTH, n] + nodes[PAGES, n]) - above
     key = np.int64(nodes[WIN_LAST, n]) - (np.int64(16) << _LOG_BITS)
     key += log2_fixed(max(chance_of(nodes, meta, n), 1)) + log2_fixed(lost)
-    key -= log2_fixed(freed_pages(nodes, n))
+    key += np.int64(nodes[WIN_PRIORITY, n]) * HORIZON - log2_fixed(freed_pages(nodes, n))
     return key + LOCKED_KEY if nodes[SWA_LOCKS, n] > 0 else key
 
 
@@ -217,12 +219,15 @@ def least_window(nodes: Int32Array, meta: Int64Array) -> int:
 
 
 @compiled
-def note_admission(nodes: Int32Array, meta: Int64Array, node: int, reuse: int, hit: int) -> bool:
+def note_admission(
+    nodes: Int32Array, meta: Int64Array, node: int, reuse: int, hit: int, priority: int
+) -> bool:
     """Count an admission, and note the use of the window that the request resumes at.
 
     Args:
         node: Node that ends with the last reused page.
         reuse, hit: Pages; the Full hit as of the match.
+        priority: Of the request.
 
     Returns:
         Whether it is still to be learned where the request forks.
@@ -246,6 +251,7 @@ def note_admission(nodes: Int32Array, meta: Int64Array, node: int, reuse: int, h
         nodes[WIN_USES, node] = min(uses + 1, 2)
         meta[M_MADE + (USED_ONCE if uses == 0 else USED_OFTEN)] += _ONE
         nodes[WIN_LAST, node] = now
+        nodes[WIN_PRIORITY, node] = max(nodes[WIN_PRIORITY, node], priority)
         rekey(nodes, meta, node)
     refresh(nodes, meta, _REFRESHED)
     return learns

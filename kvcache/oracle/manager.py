@@ -124,7 +124,7 @@ class ReferenceManager(ReferenceRequests):
             if self.by_value and ends and first > 0:
                 if state.learns:
                     self.learn_fork(state.path)
-                self.make_window(state.path, ANSWER)
+                self.make_window(state.path, ANSWER, state.priority)
                 self.note_tails(state.path, prompt, first)
             return Committed(first * self.page_size, first * self.page_size)
         checkpoints = self.checkpoints(state, self.known(state, key), hints, ends)
@@ -162,7 +162,8 @@ class ReferenceManager(ReferenceRequests):
         self.unlock([], old_window)
         if self.by_value:
             for checkpoint, kind in checkpoints.items():
-                self.make_window(state.path[: checkpoint // self.page_size], kind)
+                path = state.path[: checkpoint // self.page_size]
+                self.make_window(path, kind, state.priority)
             if first < prompt <= last or ends:
                 self.note_tails(state.path, prompt, last)
         return Committed(end, (first + known) * self.page_size)
@@ -231,6 +232,7 @@ class ReferenceManager(ReferenceRequests):
                     w.kind,
                     w.last,
                     w.uses,
+                    w.priority,
                     w.gap,
                     sorted(w.inherited),
                     w.key,

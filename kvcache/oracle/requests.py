@@ -43,6 +43,7 @@ class Row:
     swa_locked: list[Page]  # the window that this row locks; empty after an early release
     prompt: int = 0  # tokens of the prompt
     learns: bool = False  # whether it is to be learned yet where it forks
+    priority: int = 0
 
 
 class Pin(NamedTuple):
@@ -229,7 +230,9 @@ class ReferenceRequests(ReferenceWindows):
         """
         return bool(match.path) and match.path[-1].lost_behind != match.lost_behind
 
-    def admit(self, matches: list[Match], rows: list[int] | None) -> None:
+    def admit(
+        self, matches: list[Match], rows: list[int] | None, priorities: list[int] | None = None
+    ) -> None:
         """Give each match a row; `rows` are the handles that the manager chose (None: it refused)."""
         if len(matches) > self.max_rows - len(self.rows):
             raise CapacityError(f"rows: {len(matches)} needed")
@@ -238,14 +241,15 @@ class ReferenceRequests(ReferenceWindows):
             raise StaleMatchError("a match must still hold")
         agree(rows is not None, "the manager refuses an admission only if it must")
         assert rows is not None
-        for match, row in zip(matches, rows, strict=True):
+        priorities = priorities or [0] * len(matches)
+        for match, row, priority in zip(matches, rows, priorities, strict=True):
             agree(0 <= index_of(row) < self.max_rows, f"{row} is the handle of a row")
             in_use = {index_of(other) for other in self.rows}
             agree(index_of(row) not in in_use, "a new row was not in use")
             agree(row not in self.handles, "a handle is of one request for ever")
             self.handles.add(row)
             learns = self.by_value and self.note_admission(
-                match.path, match.full_hit // self.page_size
+                match.path, match.full_hit // self.page_size, priority
             )
             window = [match.path[i] for i in self.window(match.reuse)]
             self.lock(match.path, window)
@@ -261,6 +265,7 @@ class ReferenceRequests(ReferenceWindows):
                 window,
                 match.key_len + 1,
                 learns,
+                priority,
             )
         self.num_admitted += len(matches)
         ended = [r for r, pin in self.pins.items() if pin.until and pin.until <= self.num_admitted]

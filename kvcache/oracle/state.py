@@ -36,6 +36,7 @@ class WindowState(NamedTuple):
     kind: int
     last: int
     uses: int
+    priority: int
     gap: int
     inherited: list[int]
     key: int

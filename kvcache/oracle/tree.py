@@ -46,6 +46,7 @@ class Window:
     born: int
     last: int
     uses: int
+    priority: int
     gap: int = 0  # admissions between uses, in 1/256; 0: unknown
     inherited: set[int] = field(default_factory=set)
     key: int = 0

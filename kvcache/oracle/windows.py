@@ -57,7 +57,13 @@ class ReferenceWindows(ReferenceTree):
         else:
             chance = self.chance(window.kind)
         chance += sum(self.chance(kind) for kind in window.inherited - {window.kind})
-        key = window.last - 16 * 256 + log2(max(chance, 1)) + log2(lost) - log2(max(freed, 1))
+        key = (
+            window.last
+            + (window.priority - 16) * 256
+            + log2(max(chance, 1))
+            + log2(lost)
+            - log2(max(freed, 1))
+        )
         return key + LOCKED if end.swa_locks else key
 
     def fallback(self, window: Window) -> Window | None:
@@ -92,7 +98,7 @@ class ReferenceWindows(ReferenceTree):
 
     # learning
 
-    def note_admission(self, path: list[Page], full_hit: int) -> bool:
+    def note_admission(self, path: list[Page], full_hit: int, priority: int) -> bool:
         """Count an admission; return whether its fork is to be learned yet."""
         self.admissions += 1
         if self.admissions % 100 == 0:
@@ -110,6 +116,7 @@ class ReferenceWindows(ReferenceTree):
             self.made[USED_OFTEN if used.uses else USED_ONCE] += ONE
             used.uses = min(used.uses + 1, 2)
             used.last = self.admissions
+            used.priority = max(used.priority, priority)
             self.rekey(used)
         self.refresh(64)
         return learns
@@ -139,12 +146,13 @@ class ReferenceWindows(ReferenceTree):
 
     # making and dropping
 
-    def make_window(self, path: list[Page], kind: int) -> None:
+    def make_window(self, path: list[Page], kind: int, priority: int) -> None:
         """Keep the window at the end of `path`, if all of it is live."""
         pages = [path[i] for i in self.window(len(path) * self.page_size)]
         there = path[-1].window
         if there is not None:
             there.last = self.admissions
+            there.priority = max(there.priority, priority)
             if kind == FORK and there.uses < 2:
                 there.uses = 2
                 self.made[USED_OFTEN] += ONE
@@ -152,7 +160,8 @@ class ReferenceWindows(ReferenceTree):
             return
         if any(page.swa_id is None for page in pages):
             return
-        window = Window(pages, kind, self.born, self.admissions, 2 if kind == FORK else 0)
+        uses = 2 if kind == FORK else 0
+        window = Window(pages, kind, self.born, self.admissions, uses, priority)
         self.born += 1
         self.made[USED_OFTEN if kind == FORK else kind] += ONE
         for page in pages:

@@ -214,8 +214,14 @@ class Driver(Sides):
         self.equal(what, "branch_len", lens.branch_len, [m.branch for m in matches])
         self.batches[name] = Batch(found, matches, asks)
 
-    def admit(self, batch: str, index: list[int] | None, names: list[str]) -> None:
-        """Admit the requests `index` of a match (None: all) under `names`."""
+    def admit(
+        self,
+        batch: str,
+        index: list[int] | None,
+        names: list[str],
+        priorities: list[int] | None = None,
+    ) -> None:
+        """Admit the requests `index` of a match (None: all) under `names`; priorities None: 0."""
         if batch not in self.batches:
             return
         found, matches, asked = self.batches[batch]
@@ -223,12 +229,16 @@ class Driver(Sides):
             chosen = [*range(len(asked))]
         else:
             chosen = index = [i for i in index if i < len(asked)]
+        given = (priorities or []) + [0] * len(chosen)
+        ranks = given[: len(chosen)]
         names = names[: len(chosen)]
         done = self.both(
-            f"admit({batch!r}, {index})",
-            lambda: self.manager.admit(found, None if index is None else np.array(index, np.int64)),
+            f"admit({batch!r}, {index}, priority={ranks})",
+            lambda: self.manager.admit(
+                found, None if index is None else np.array(index, np.int64), priority=ranks
+            ),
             lambda rows: self.oracle.admit(
-                [matches[i] for i in chosen], None if rows is None else rows.tolist()
+                [matches[i] for i in chosen], None if rows is None else rows.tolist(), ranks
             ),
         )
         if done is not None:

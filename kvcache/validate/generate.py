@@ -231,11 +231,12 @@ class Generator:
         name = batches[-1] if last else rng.choice(batches[-4:])
         size = len(driver.batches[name].asked)
         free = driver.oracle.max_rows - len(driver.oracle.rows)
+        ranks = [rng.randint(-3, 3) for _ in range(size)] if rng.random() < 0.3 else None
         if size <= free and rng.random() < 0.5:
-            return "admit", [name, None, [self._name("r") for _ in range(size)]]
+            return "admit", [name, None, [self._name("r") for _ in range(size)], ranks]
         most = min(size, free) if rng.random() < 0.9 else size
         index = rng.sample(range(size), rng.randint(min(1, most), most))
-        return "admit", [name, index, [self._name("r") for _ in index]]
+        return "admit", [name, index, [self._name("r") for _ in index], ranks]
 
     def _extend(self, driver: Driver, names: list[str]) -> Op:
         rng = self.rng

@@ -119,6 +119,7 @@ def _windows(manager: KVCacheManager, device: _Device) -> dict[int, WindowState]
             int(f[a.WIN_CLASS, n]),
             int(f[a.WIN_LAST, n]),
             int(f[a.WIN_USES, n]),
+            int(f[a.WIN_PRIORITY, n]),
             int(f[a.WIN_GAP, n]),
             [kind for kind in range(31) if mask >> kind & 1],
             int(f[a.WIN_KEY, n]),

@@ -162,7 +162,8 @@ class CacheMachine(RuleBasedStateMachine):
         if batch is None:
             return []
         names = [self.new_name("r") for _ in (batch.asked if index is None else index)]
-        self.call("admit", match, index, names)
+        ranks = [(self.num_names + i) % 5 - 2 for i in range(len(names))]
+        self.call("admit", match, index, names, ranks)
         admitted = [name for name in names if name in self.driver.requests]
         SEEN["hits"] += sum(self.computed(name) > 0 for name in admitted)
         return admitted
