@@ -19,6 +19,8 @@ from kvcache.policies.checkpoints import (
 from kvcache.policies.retention import Retention, Value, check_retention
 
 _MAX_INT32 = 2**31 - 1
+# at a time: each has a lock
+_MOST_PINS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,11 @@ class CacheConfig:
     def pin_budget(self) -> tuple[int, int]:
         """Pages that pins may hold: Full, SWA."""
         return int(self.pin_share * self.full_pages), int(self.pin_share * self.swa_pages)
+
+    @property
+    def max_pins(self) -> int:
+        """Pins at a time."""
+        return min(self.pin_budget[0], _MOST_PINS)
 
     @property
     def keeps_branches(self) -> bool:

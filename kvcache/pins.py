@@ -42,6 +42,7 @@ class Pins(Uncopied):
 
     def __init__(self, config: CacheConfig) -> None:
         self._full_budget, self._swa_budget = config.pin_budget
+        self._most = config.max_pins
         self._keep_pages, self._page_size = config.keep_pages, config.page_size
         self._pins: dict[int, Pin] = {}
         self._full_pages = self._swa_pages = 0
@@ -56,7 +57,7 @@ class Pins(Uncopied):
         pages = lens.astype(np.int64) // self._page_size
         full, swa = int(pages.sum()), int(np.minimum(pages, self._keep_pages).sum())
         for name, need, used, budget in (
-            ("pins", lens.size, len(self._pins), self._full_budget),
+            ("pins", lens.size, len(self._pins), self._most),
             ("Full pages", full, self._full_pages, self._full_budget),
             ("SWA pages", swa, self._swa_pages, self._swa_budget),
         ):

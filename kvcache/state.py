@@ -48,7 +48,7 @@ class CacheState(Uncopied):
             keep_pages=config.keep_pages,
             bigram=config.bigram,
             num_slots=config.full_pages,
-            max_locks=config.max_rows + config.pin_budget[0],
+            max_locks=config.max_rows + config.max_pins,
             max_roots=config.max_namespaces,
             hash_seed=config.hash_seed,
             by_value=isinstance(config.retention, Value),

@@ -104,6 +104,7 @@ def _serve(cache: KVCacheManager, tokens: TokenArray) -> None:
     cache.extend(rows, [end] * _ROWS)
     cache.advance(rows)
     cache.slide(rows)
+    cache.unpin(cache.pin(short).pins)
     cache.finish(rows[:1], KeyBatch(tokens, whole.starts[:1], whole.lens[:1]))
     cache.match(short)
     cache.abort(rows[1:])

@@ -35,6 +35,7 @@ node of the tree, it is the sentinel of both recency lists and the parent of eve
 | WIN_MASK   | classes that it has inherited, bit c for class c |                                        |
 | WIN_USES   | how often requests resumed there                 | 2 = twice or more                      |
 | WIN_PRIORITY | of the request that made or used it        | the highest one                        |
+| WIN_AWAITED | clock of the last match of a waiting request that would resume there, and 1 | 0 = none   |
 | WIN_GAP    | mean admissions from use to use, 8 binary digits | 0 = unknown                            |
 | WIN_PREV   | the window made before it; record 0 ends the ring |                                       |
 | WIN_NEXT   | the window made after it                         |                                        |
@@ -111,14 +112,15 @@ JOINED = -3
     WIN_MASK,
     WIN_USES,
     WIN_PRIORITY,
+    WIN_AWAITED,
     WIN_GAP,
     WIN_PREV,
     WIN_NEXT,
     TAIL,
     ANSWER_TAIL,
     HEAP,
-) = range(36)
-NUM_FIELDS = 36
+) = range(37)
+NUM_FIELDS = 37
 
 TAG, NODE = 0, 1
 

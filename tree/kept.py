@@ -22,6 +22,7 @@ from kvcache.tree.arrays import (
     SWA_LOCKS,
     SWA_PREV,
     TAIL,
+    WIN_AWAITED,
     WIN_BORN,
     WIN_CLASS,
     WIN_GAP,
@@ -95,6 +96,7 @@ def make_window(
     nodes[WIN_PAGES, n] = end - first
     nodes[WIN_LAST, n] = now
     nodes[WIN_PRIORITY, n] = priority
+    nodes[WIN_AWAITED, n] = 0
     nodes[WIN_CLASS, n] = kind
     nodes[WIN_MASK, n] = 0
     nodes[WIN_GAP, n] = 0

@@ -10,9 +10,13 @@ import numpy as np
 
 from kvcache.compiled import compiled
 from kvcache.tree.arrays import (
+    M_BY_VALUE,
+    M_CLOCK,
     M_KEEP_PAGES,
     M_PAGE_SIZE,
     M_TOUCHES,
+    WIN_AWAITED,
+    WIN_PAGES,
     Int32Array,
     Int64Array,
     TokenArray,
@@ -20,6 +24,7 @@ from kvcache.tree.arrays import (
 from kvcache.tree.edges import node_ending_at
 from kvcache.tree.match import FULL_HIT, FULL_NODE, REUSE, ROOT, match
 from kvcache.tree.recency import touch_full, touch_swa
+from kvcache.tree.value import rekey
 
 # a note, int32 [NUM_NOTE]: the node in which the hit ends, pages of the Full hit, pages of the reusable part
 NOTE_NODE, NOTE_FULL, NOTE_REUSE = range(3)
@@ -77,7 +82,7 @@ def match_and_note(
 def apply_touches(
     nodes: Int32Array, meta: Int64Array, table: Int32Array, slab: Int32Array, notes: Int32Array
 ) -> None:
-    """Work off all notes: refresh exactly the pages that the matches covered."""
+    """Work off all notes: refresh exactly the pages that the matches covered, await windows (value.py)."""
     keep = meta[M_KEEP_PAGES]
     for i in range(meta[M_TOUCHES]):
         full = np.int64(notes[i, NOTE_FULL])
@@ -90,4 +95,7 @@ def apply_touches(
             if first > 0:
                 node_ending_at(nodes, meta, table, slab, last, first)
             touch_swa(nodes, last, first)
+            if meta[M_BY_VALUE] != 0 and nodes[WIN_PAGES, last] != 0:
+                nodes[WIN_AWAITED, last] = meta[M_CLOCK] + 1
+                rekey(nodes, meta, last)
     meta[M_TOUCHES] = 0

@@ -7,7 +7,7 @@ of the class of its checkpoint: how far it lies before the end of its prompt (th
 prompt's or an answer's end, a fork. How likely a class is to be returned to is learned from where requests
 fork, counted from the end of the last prompt through that point. A window that goes leaves its classes to
 the next shallower one, which now serves its forks. A window that a request of priority p makes or uses is
-worth 2^p times as much.
+worth 2^p times as much; what a waiting request has matched goes last.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from kvcache.tree.arrays import (
     PARENT,
     SWA_LOCKS,
     TAIL,
+    WIN_AWAITED,
     WIN_CLASS,
     WIN_GAP,
     WIN_KEY,
@@ -65,6 +66,9 @@ _FADES_AFTER = 100
 _REFRESHED = 64
 # of a window under a lock: it goes after all others
 LOCKED_KEY = 1 << 29
+# of one that a waiting request matched: it goes before those, if that is at most so many admissions ago
+AWAITED_KEY = 1 << 28
+_AWAITED_FOR = 64
 
 _LOG_TABLE = np.round(np.log2(1 + np.arange(256) / 256) * 256).astype(np.int64)
 
@@ -160,7 +164,10 @@ def key_of(nodes: Int32Array, meta: Int64Array, n: int) -> int:
     key = np.int64(nodes[WIN_LAST, n]) - (np.int64(16) << _LOG_BITS)
     key += log2_fixed(max(chance_of(nodes, meta, n), 1)) + log2_fixed(lost)
     key += np.int64(nodes[WIN_PRIORITY, n]) * HORIZON - log2_fixed(freed_pages(nodes, n))
-    return key + LOCKED_KEY if nodes[SWA_LOCKS, n] > 0 else key
+    if nodes[SWA_LOCKS, n] > 0:
+        return key + LOCKED_KEY
+    awaited = np.int64(nodes[WIN_AWAITED, n])
+    return key + AWAITED_KEY if awaited > 0 and meta[M_CLOCK] - awaited < _AWAITED_FOR else key
 
 
 @compiled
@@ -251,6 +258,7 @@ def note_admission(
         nodes[WIN_USES, node] = min(uses + 1, 2)
         meta[M_MADE + (USED_ONCE if uses == 0 else USED_OFTEN)] += _ONE
         nodes[WIN_LAST, node] = now
+        nodes[WIN_AWAITED, node] = 0
         nodes[WIN_PRIORITY, node] = max(nodes[WIN_PRIORITY, node], priority)
         rekey(nodes, meta, node)
     refresh(nodes, meta, _REFRESHED)

@@ -209,6 +209,7 @@ class ReferenceRequests(ReferenceWindows):
         if touch:
             self.touch_full(path)
             self.touch_swa([path[i] for i in window])
+            self.await_window(path[:reuse])
         branch = len(path) * self.page_size if len(path) > reuse else -1
         size = self.page_size
         lost = path[reuse - 1].lost_behind if reuse else 0
@@ -284,7 +285,9 @@ class ReferenceRequests(ReferenceWindows):
         full_budget, swa_budget = (
             int(self.pin_share * len(pool)) for pool in (self.all_full, self.all_swa)
         )
-        if max(len(paths), sum(map(len, paths))) > full_budget or sum(windows) > swa_budget:
+        if len(paths) > min(full_budget, 4096):
+            raise CapacityError("pins: too many")
+        if sum(map(len, paths)) > full_budget or sum(windows) > swa_budget:
             raise CapacityError("pins: too many for the budget")
         if requests:
             self.looked_up.clear()

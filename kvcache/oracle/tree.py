@@ -47,6 +47,7 @@ class Window:
     last: int
     uses: int
     priority: int
+    awaited: int = 0  # clock of the last match that would resume there, and 1; 0: none
     gap: int = 0  # admissions between uses, in 1/256; 0: unknown
     inherited: set[int] = field(default_factory=set)
     key: int = 0

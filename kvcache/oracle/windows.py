@@ -14,7 +14,7 @@ from kvcache.oracle.tree import Page, ReferenceTree, Window
 PROMPT, ANSWER, FORK, HINT, PERIOD, USED_ONCE, USED_OFTEN, CHUNK = range(16, 24)
 ONE = 1 << 16
 HORIZON = 256
-LOCKED = 1 << 29
+LOCKED, AWAITED = 1 << 29, 1 << 28
 
 
 def log2(x: int) -> int:
@@ -64,7 +64,10 @@ class ReferenceWindows(ReferenceTree):
             + log2(lost)
             - log2(max(freed, 1))
         )
-        return key + LOCKED if end.swa_locks else key
+        if end.swa_locks:
+            return key + LOCKED
+        awaited = window.awaited and self.admissions - window.awaited < 64
+        return key + AWAITED if awaited else key
 
     def fallback(self, window: Window) -> Window | None:
         """The next shallower window on the path."""
@@ -96,6 +99,12 @@ class ReferenceWindows(ReferenceTree):
             least.key = key
         return least
 
+    def await_window(self, path: list[Page]) -> None:
+        """A waiting request would resume at the end of `path`."""
+        if path and path[-1].window is not None:
+            path[-1].window.awaited = self.admissions + 1
+            self.rekey(path[-1].window)
+
     # learning
 
     def note_admission(self, path: list[Page], full_hit: int, priority: int) -> bool:
@@ -115,7 +124,7 @@ class ReferenceWindows(ReferenceTree):
             used.gap = min((used.gap + gap) // 2 if used.uses else gap, 2**31 - 1)
             self.made[USED_OFTEN if used.uses else USED_ONCE] += ONE
             used.uses = min(used.uses + 1, 2)
-            used.last = self.admissions
+            used.last, used.awaited = self.admissions, 0
             used.priority = max(used.priority, priority)
             self.rekey(used)
         self.refresh(64)

@@ -241,3 +241,18 @@ def test_policies_by_name() -> None:
         Ladder(factor=1)
     with pytest.raises(InvalidInputError, match=r"^retention must be Lru"):
         CacheConfig(4, 8, 8, 8, 1, 8, retention="value")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("touch", "others", "stays"), [(True, 60, 32), (True, 70, 0), (False, 60, 0)]
+)
+def test_what_a_waiting_request_has_matched_goes_last(touch: bool, others: int, stays: int) -> None:
+    cache = by_value(16, 16, "none", swa_pages=40)
+    key = [1] * 33
+    cache.put(key)
+    for i in range(20):
+        cache.put([100 + i] * 33)
+    cache.match(key, touch=touch)  # it waits while others come
+    for i in range(others):
+        cache.put([200 + i] * 33)
+    assert cache.match(key)[1] == stays

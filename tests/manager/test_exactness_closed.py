@@ -35,6 +35,8 @@ CLOSED: dict[str, Callable[[World], Any]] = {
     "drop_namespace": lambda w: w.m.drop_namespace(w.ns_cached),
     "match": lambda w: w.m.match(pack([1])),
     "admit": lambda w: w.m.admit(w.found, [0]),
+    "pin": lambda w: w.m.pin(pack([1])),
+    "unpin": lambda w: w.m.unpin([]),
     "evict": lambda w: w.m.evict(1),
     "flush": lambda w: w.m.flush(),
     "reset": lambda w: w.m.reset(),

@@ -85,7 +85,7 @@ class TestReplay:
         out = capsys.readouterr().out
         counts = json.loads(report.read_text())
         assert counts.keys() >= KEYS
-        assert counts["policy"] == "branch"
+        assert counts["policy"] == "branch,ladder, value"
         assert counts["requests"] == 12
         assert counts["input_tokens"] == 12 * 320
         assert counts["output_tokens"] == 120
@@ -103,14 +103,14 @@ class TestReplay:
         assert main([*SMALL, "--compare", "--checkpoints", "hints", "--json", str(report)]) == 0
         out = capsys.readouterr().out
         runs: dict[str, dict[str, Any]] = json.loads(report.read_text())["runs"]
-        assert list(runs) == ["none", "branch", "hints", "bound"]
+        assert list(runs) == ["none", "branch", "hints, value", "bound"]
         assert all(run.keys() >= KEYS for run in runs.values())
         rates = [run["hit_rate"] for run in runs.values()]
         assert rates == sorted(rates)
         assert rates[0] < rates[1]
         # 300 shared tokens are 18 pages of 16; all but the first request can reuse them
         assert runs["bound"]["reused_tokens"] == 11 * 288
-        assert re.search(r"^ +none +branch +hints +bound$", out, re.MULTILINE)
+        assert re.search(r"^ +none +branch +hints, value +bound$", out, re.MULTILINE)
         assert "An infinite cache with full attention reuses 82.50 % of the input" in out
 
     def test_reads_a_trace(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ class TestBadInput:
             ),
             (
                 ["--checkpoints", "forks"],
-                "checkpoints must be none or a list of branch, ladder, hints, every=N, got 'forks'",
+                "checkpoints must be none or a list of branch, chunks, hints, ladder, every=N, got 'forks'",
             ),
             (["--device", "abacus"], "device must be cpu, cuda or cuda:N, got 'abacus'"),
             (["--arrivals", "--speed", "0"], "speed must be a number > 0, got 0.0"),

@@ -79,7 +79,8 @@ def test_the_bound_is_what_full_attention_reuses() -> None:
     assert result.leaked_pages == 0
 
 
-def test_small_pools_with_decode_and_cancellations_leak_nothing() -> None:
+@pytest.mark.parametrize("retention", [Value(), Lru()])
+def test_small_pools_with_decode_and_cancellations_leak_nothing(retention: Retention) -> None:
     trace = trace_named("mooncake_conversation").limit(300)
     config = EngineConfig(
         full_tokens=260_000,
@@ -87,6 +88,8 @@ def test_small_pools_with_decode_and_cancellations_leak_nothing() -> None:
         running=32,
         checkpoints=parse_checkpoints("branch"),
         abort_every=9,
+        retention=retention,
+        cut_chunks=False,
     )
     engine = Engine(trace, config)
     result = engine.run()
