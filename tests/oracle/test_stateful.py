@@ -81,7 +81,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "value": draw(st.booleans()),
         "chunks": draw(st.booleans()),
-        "pin_share": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "pin_share": draw(st.sampled_from([0.0, 0.5, 1.0, 1.0])),
         "key_dtype": draw(st.sampled_from(["int32", "int64"])),
         "match_on": draw(st.sampled_from(["host", "device"])),
     }
@@ -306,7 +306,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(full=st.integers(0, 4), swa=st.integers(0, 4), seldom=SELDOM, data=st.data())
     def evict(self, full: int, swa: int, seldom: bool, data: st.DataObject) -> None:
         if swa == 3:
-            self.pin(data.draw(st.sampled_from([None, 1, 3])), data)
+            self.pin(data.draw(st.sampled_from([None, 1, 3])))
         elif swa == 2 and self.pins:
             self.call("unpin", [data.draw(st.sampled_from(self.pins[-3:]))])
         if seldom:
@@ -329,8 +329,8 @@ class CacheMachine(RuleBasedStateMachine):
         elif number == 5:
             self.call("namespaces", [name, "c", "d"])
 
-    def pin(self, ttl: int | None, data: st.DataObject) -> None:
-        asks = [[data.draw(NAMESPACES), self.text(data), self.max_len]]
+    def pin(self, ttl: int | None) -> None:
+        asks = [[None, text, self.max_len] for text in self.texts[-2:]]
         self.pins.append(self.new_name("p"))
         self.call("pin", self.pins[-1], asks, ttl)
         SEEN["pinned"] += any(pin.path for pin in self.driver.oracle.pins.values())
