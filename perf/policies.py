@@ -1,6 +1,6 @@
-"""Hit rates of retention policies at equal memory: `python perf/policies.py TRACE ...`.
+"""Hit rates of retention policies at equal memory: `python perf/policies.py TRACE|WORKLOAD ...`.
 
-Every cell is a replay of one trace by the simulated engine, in a process of its own. The bound is a model of
+Every cell is a replay of one trace, or of one workload by name, by the simulated engine, in a process of its own. The bound is a model of
 full attention and the same Full pool: what could be reused if windows never lacked. Counts, not times: the
 same command gives the same figures on every machine.
 
@@ -30,8 +30,11 @@ def cell(job: dict[str, Any]) -> dict[str, Any]:
     from kvcache.replay.config import EngineConfig
     from kvcache.replay.engine import Engine
     from kvcache.replay.readers import read_trace
+    from kvcache.replay.workloads import WORKLOADS, make_workload
 
-    trace = read_trace(job["trace"]).cut_outputs(job["max_output"])
+    name = job["trace"]
+    trace = make_workload(name) if name in WORKLOADS else read_trace(name)
+    trace = trace.cut_outputs(job["max_output"])
     if job["limit"]:
         trace = trace.limit(job["limit"])
     sizes: dict[str, Any] = {"window": None}
@@ -57,7 +60,7 @@ def jobs(args: argparse.Namespace) -> list[dict[str, Any]]:
     for trace in args.traces:
         for full in args.full:
             job = {
-                "trace": str(trace),
+                "trace": trace,
                 "full": full,
                 "window": args.window,
                 "chunk": args.chunk,
@@ -99,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE")
+    parser.add_argument("traces", nargs="+", metavar="TRACE|WORKLOAD")
     parser.add_argument("--full", type=_numbers(int), default=[1 << 20, 1 << 22], metavar="N,...")
     parser.add_argument("--swa", type=_numbers(float), default=[1.0, 2.0, 5.0], metavar="%,...")
     parser.add_argument("--window", type=int, default=128)

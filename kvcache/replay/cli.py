@@ -20,24 +20,43 @@ _WORKLOAD_DEFAULTS: dict[str, dict[str, int]] = {
     "shared-prompt": {"running": 8, "swa_tokens": 15_360},
     "multi-turn": {"running": 16, "swa_tokens": 20_480},
     "forest": {"running": 16},
+    "uniform": {"running": 16, "full_tokens": 1 << 20, "swa_tokens": 10_485},
+    "templates": {"running": 16, "full_tokens": 1 << 20, "swa_tokens": 10_485},
+    "scan": {"running": 16, "full_tokens": 1 << 20, "swa_tokens": 10_485},
+    "round-robin": {
+        "running": 16,
+        "window": 1024,
+        "full_tokens": 1 << 20,
+        "swa_tokens": 104_857,
+    },
 }
 _WORKLOAD_OPTIONS = {
-    "requests": "requests (shared-prompt, forest)",
+    "requests": "requests",
     "system-len": "tokens of the system prompt; forest: mean length of an edge",
-    "question-len": "unique tokens of a request (shared-prompt, forest)",
+    "question-len": "unique tokens of a request",
     "output-len": "generated tokens of a request; multi-turn: their mean",
-    "conversations": "multi-turn: conversations",
-    "turns": "multi-turn: requests of a conversation",
-    "message-len": "multi-turn: mean tokens of a user's message",
-    "trees": "forest: number of trees",
+    "conversations": "conversations, or sessions in round robin",
+    "turns": "requests of a conversation",
+    "message-len": "tokens of a message; multi-turn: their mean; templates: of the second level",
+    "trees": "forest: number of trees; templates: of system prompts",
     "depth": "forest: edges from a root to a leaf",
-    "fanout": "forest: forks of an edge",
+    "fanout": "forest: forks of an edge; templates: second levels of a system prompt",
+    "documents": "uniform: number of documents",
+    "document-len": "tokens of a document; scan: of a prompt that is seen once",
 }
 # those that not all workloads use
 _USED_BY = {
-    **dict.fromkeys(("requests", "question-len"), ("shared-prompt", "forest")),
-    **dict.fromkeys(("conversations", "turns", "message-len"), ("multi-turn",)),
-    **dict.fromkeys(("trees", "depth", "fanout"), ("forest",)),
+    "requests": ("shared-prompt", "forest", "uniform", "templates", "scan"),
+    "system-len": ("shared-prompt", "multi-turn", "forest", "templates"),
+    "question-len": ("shared-prompt", "forest", "uniform", "templates", "round-robin"),
+    "conversations": ("multi-turn", "scan", "round-robin"),
+    "turns": ("multi-turn", "round-robin"),
+    "message-len": ("multi-turn", "templates", "scan"),
+    "trees": ("forest", "templates"),
+    "depth": ("forest",),
+    "fanout": ("forest", "templates"),
+    "documents": ("uniform",),
+    "document-len": ("uniform", "scan", "round-robin"),
 }
 
 # a tty is told how far a run is if it has at least so many requests
@@ -56,8 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--workload",
         choices=sorted(_WORKLOAD_DEFAULTS),
-        help="generate the requests instead; defaults: shared-prompt: --running 8 "
-        "--swa-tokens 15360, multi-turn: --running 16 --swa-tokens 20480, forest: --running 16",
+        help="generate the requests instead; docs/replay.md has what each is, and its defaults",
     )
     _add_cache_options(parser.add_argument_group("cache"))
     _add_engine_options(parser.add_argument_group("engine"))
@@ -71,7 +89,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_cache_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--page-size", type=int, default=64, metavar="N", help="tokens; default 64")
     group.add_argument(
-        "--window", type=_int_or("none"), default=128, metavar="N|none", help="tokens; default 128"
+        "--window",
+        type=_int_or("none"),
+        default=argparse.SUPPRESS,
+        metavar="N|none",
+        help="tokens; default 128",
     )
     for pool in ("full", "swa"):
         group.add_argument(
@@ -285,7 +307,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 
     given = vars(args)
     defaults = _WORKLOAD_DEFAULTS.get(args.workload, {})
-    if args.window is None:
+    if given.get("window", 0) is None:
         defaults = {name: value for name, value in defaults.items() if name != "swa_tokens"}
     chosen = {**defaults, **given}
     names = {f.name for f in fields(EngineConfig)} - {"checkpoints", "retention"}
@@ -295,7 +317,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 def _trace(args: argparse.Namespace) -> Trace:
     from kvcache.checks import check_int
     from kvcache.replay.readers import MOONCAKE_BLOCK, read_trace
-    from kvcache.replay.workloads import WorkloadSizes, make_workload
+    from kvcache.replay.workloads import default_sizes, make_workload
 
     sizes = {
         option.replace("-", "_"): getattr(args, option.replace("-", "_"))
@@ -304,7 +326,8 @@ def _trace(args: argparse.Namespace) -> Trace:
     }
     if args.workload is not None:
         seed = check_int("seed", _seed(args), low=0)
-        trace = make_workload(args.workload, WorkloadSizes(**sizes), seed=seed)
+        made_of = replace(default_sizes(args.workload), **sizes)
+        trace = make_workload(args.workload, made_of, seed=seed)
     else:
         block_size = getattr(args, "block_size", MOONCAKE_BLOCK)
         check_int("block size", block_size, low=1, high=2**20)

@@ -7,7 +7,8 @@ import numpy as np
 from kvcache import warmup
 from kvcache.config import CacheConfig
 from kvcache.replay.tokens import common_prefix_len
-from kvcache.replay.workloads import WorkloadSizes, make_workload
+from kvcache.replay.workloads import make_workload
+from kvcache.replay.workloads.sizes import WorkloadSizes
 
 
 def warm_up(config: CacheConfig) -> None:

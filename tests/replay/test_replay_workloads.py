@@ -7,7 +7,8 @@ import pytest
 
 from kvcache.errors import InvalidInputError
 from kvcache.replay.trace import NO_REQUEST, Trace
-from kvcache.replay.workloads import WORKLOADS, WorkloadSizes, make_workload
+from kvcache.replay.workloads import WORKLOADS, default_sizes, make_workload
+from kvcache.replay.workloads.sizes import WorkloadSizes
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -28,10 +29,10 @@ def test_a_seed_says_it_all(name: str) -> None:
     first, again, other = (make_workload(name, sizes, seed=seed) for seed in (7, 7, 8))
     assert same(first, again)
     assert np.array_equal(first.arrival, again.arrival)
-    assert not np.array_equal(first.arrival, other.arrival)
+    assert name == "round-robin" or not np.array_equal(first.arrival, other.arrival)
 
 
-@pytest.mark.parametrize("name", ["multi-turn", "forest"])
+@pytest.mark.parametrize("name", ["multi-turn", "forest", "uniform", "templates", "scan"])
 def test_another_seed_gives_other_requests(name: str) -> None:
     sizes = WorkloadSizes(requests=20, system_len=50, conversations=5, turns=3)
     assert not same(make_workload(name, sizes, seed=7), make_workload(name, sizes, seed=8))
@@ -43,6 +44,8 @@ def test_requests_come_in_order_and_hints_lie_in_the_prompt(name: str) -> None:
     assert (np.diff(trace.arrival) >= 0).all()
     for i in range(len(trace)):
         hints = trace.hints(i)
+        if name == "scan" and not len(hints):
+            continue  # a prompt that is seen once has no boundary
         assert len(hints) >= 1
         assert (np.diff(hints) > 0).all()
         assert hints[0] > 0
@@ -105,6 +108,90 @@ class TestForest:
         assert len(set(trace.input_len.tolist())) > 5
 
 
+class TestUniform:
+    def test_forks_lie_anywhere_and_few_documents_are_asked_about_often(self) -> None:
+        trace = make_workload("uniform")
+        forks = trace.hint_len
+        assert len(trace) == len(forks) == 4000
+        # as many in each tenth of the 16,000 tokens
+        counts = np.histogram(forks, bins=10, range=(0, 16_000))[0]
+        assert counts.min() > 330
+        assert counts.max() < 470
+        first = trace.segment_block[trace.segment_indptr[:-1]]
+        asked = np.sort(np.bincount(first, minlength=200))[::-1]
+        assert asked[0] > 1000
+        assert 80 < (asked > 0).sum() <= 200
+
+    def test_a_document_is_read_from_its_start(self) -> None:
+        sizes = WorkloadSizes(requests=30, documents=2, document_len=100, question_len=5)
+        trace = make_workload("uniform", sizes)
+        shared = [
+            common_prefix(trace.prompt(i), trace.prompt(j)) for i in range(30) for j in range(i)
+        ]
+        assert min(shared) == 0
+        assert 80 < max(shared) <= 100
+
+
+class TestTemplates:
+    def test_three_levels(self) -> None:
+        sizes = WorkloadSizes(
+            requests=60, trees=2, fanout=3, system_len=50, message_len=20, question_len=7
+        )
+        trace = make_workload("templates", sizes)
+        assert set(trace.input_len.tolist()) == {77}
+        shared = {
+            common_prefix(trace.prompt(i), trace.prompt(j)) for i in range(60) for j in range(i)
+        }
+        assert shared == {0, 50, 70}
+        assert len({tuple(trace.prompt(i)[:70]) for i in range(60)}) <= 6
+        assert trace.hints(9).tolist() == [50, 70]
+
+
+class TestScan:
+    def test_seven_of_ten_are_seen_once(self) -> None:
+        trace = make_workload("scan")
+        once = np.flatnonzero(np.diff(trace.hint_indptr) == 0)
+        assert 0.68 < len(once) / len(trace) < 0.72
+        first = trace.segment_block[trace.segment_indptr[:-1]]
+        assert len(set(first[once].tolist())) == len(once)
+        assert set(trace.input_len[once].tolist()) == {9600}
+
+    def test_the_others_go_on_and_begin_anew(self) -> None:
+        sizes = WorkloadSizes(requests=200, conversations=2, document_len=30, message_len=10)
+        trace = make_workload("scan", sizes)
+        last: dict[int, np.ndarray] = {}
+        lens = set()
+        for i in range(len(trace)):
+            if not len(trace.hints(i)):
+                continue
+            block = int(trace.segment_block[trace.segment_indptr[i]])
+            prompt = trace.prompt(i)
+            if block in last:
+                assert len(prompt) == len(last[block]) + 10
+                np.testing.assert_array_equal(prompt[: len(last[block])], last[block])
+            last[block] = prompt
+            lens.add(len(prompt))
+        assert lens == {20, *range(30, 121, 10)}
+        assert len(last) > 4
+
+
+class TestRoundRobin:
+    def test_sessions_come_in_turn_with_a_question_of_their_own(self) -> None:
+        sizes = WorkloadSizes(conversations=3, turns=4, document_len=40, question_len=5)
+        trace = make_workload("round-robin", sizes)
+        assert len(trace) == 12
+        for i in range(3, 12):
+            assert 40 <= common_prefix(trace.prompt(i), trace.prompt(i - 3)) <= 41
+            assert common_prefix(trace.prompt(i), trace.prompt(i - 1)) <= 1
+
+
+def test_sizes_of_its_own_stay_where_others_are_given() -> None:
+    assert default_sizes("uniform").requests == 4000
+    assert default_sizes("forest") == WorkloadSizes()
+    with pytest.raises(InvalidInputError, match="workload must be one of"):
+        default_sizes("chat")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -129,6 +216,6 @@ def test_requests_of_too_many_tokens_are_refused() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(
         InvalidInputError,
-        match="workload must be one of shared-prompt, multi-turn, forest, got 'chat'",
+        match=r"workload must be one of shared-prompt, multi-turn, forest, uniform, .* got 'chat'",
     ):
         make_workload("chat")
