@@ -1,8 +1,8 @@
 """Hit rates of retention policies at equal memory: `python perf/policies.py TRACE|WORKLOAD ...`.
 
-Every cell is a replay of one trace, or of one workload by name, by the simulated engine, in a process of its own. The bound is a model of
-full attention and the same Full pool: what could be reused if windows never lacked. Counts, not times: the
-same command gives the same figures on every machine.
+Every cell is a replay of one trace, or of one workload by name, by the simulated engine, in a process of its
+own. The bound is a model of full attention and the same Full pool: what could be reused if windows never
+lacked. Counts, not times: the same command gives the same figures on every machine.
 
     python perf/policies.py mooncake_conversation.jsonl.gz --limit 3000 --full 4194304 --swa 1,2,5
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "cpu" / "policies.json"
-# checkpoints, retention, tokens of a chunk: each what serves it best of 2,048 and 8,192
-POLICIES = {"lru": ("branch", "lru", 8192), "value": ("branch,ladder", "value", 2048)}
+# checkpoints, retention
+POLICIES = {"lru": ("branch", "lru"), "value": ("branch,ladder", "value")}
 
 
 def cell(job: dict[str, Any]) -> dict[str, Any]:
@@ -39,13 +39,13 @@ def cell(job: dict[str, Any]) -> dict[str, Any]:
         trace = trace.limit(job["limit"])
     sizes: dict[str, Any] = {"window": None}
     if job["policy"] != "bound":
-        checkpoints, retention, chunk = POLICIES[job["policy"]]
+        checkpoints, retention = POLICIES[job["policy"]]
         sizes = {
             "window": job["window"],
             "swa_tokens": int(job["full"] * job["share"] / 100),
             "checkpoints": parse_checkpoints(checkpoints),
             "retention": parse_retention(retention),
-            "chunk": job["chunk"] or chunk,
+            "chunk": job["chunk"],
         }
     config = EngineConfig(page_size=64, full_tokens=job["full"], running=16, **sizes)
     engine = Engine(trace, config, policy=job["policy"])
@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--full", type=_numbers(int), default=[1 << 20, 1 << 22], metavar="N,...")
     parser.add_argument("--swa", type=_numbers(float), default=[1.0, 2.0, 5.0], metavar="%,...")
     parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--chunk", type=int, default=0, help="0: each policy's own")
+    parser.add_argument("--chunk", type=int, default=8192, help="cut to an eighth of the SWA pool")
     parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0: all")
     parser.add_argument("--max-output", type=int, default=64)
     parser.add_argument("--processes", type=int, default=2)
