@@ -16,7 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kvcache.output import write_figure
-from kvcache.policies.checkpoints import Branch, CheckpointPolicy
+from kvcache.policies.checkpoints import Branch, CheckpointPolicy, Ladder
+from kvcache.policies.retention import Lru, Retention, Value
 from kvcache.replay.bound import replay_bound
 from kvcache.replay.config import EngineConfig
 from kvcache.replay.counters import ReplayResult, Timeline
@@ -24,17 +25,22 @@ from kvcache.replay.engine import Engine
 from kvcache.replay.workloads import WorkloadSizes, make_workload
 
 ROOT = Path(__file__).parents[1]
-CONFIG = EngineConfig(running=8, swa_tokens=15_360)  # the defaults of the workload
+CONFIG = EngineConfig(running=8, swa_tokens=15_360, cut_chunks=False)  # those of the workload
 SIZES = WorkloadSizes()
-POLICIES: dict[str, tuple[CheckpointPolicy, ...]] = {"none": (), "branch": (Branch(),)}
+POLICIES: dict[str, tuple[tuple[CheckpointPolicy, ...], Retention]] = {
+    "none": ((), Lru()),
+    "branch": ((Branch(),), Lru()),
+    "value": ((Branch(), Ladder()), Value()),
+}
 
 
 def runs() -> dict[str, tuple[ReplayResult, Timeline]]:
     """Replay the workload under each policy, and the bound."""
     trace = make_workload("shared-prompt", SIZES, seed=0)
     found = {}
-    for name, checkpoints in POLICIES.items():
-        engine = Engine(trace, replace(CONFIG, checkpoints=checkpoints), policy=name)
+    for name, (checkpoints, retention) in POLICIES.items():
+        config = replace(CONFIG, checkpoints=checkpoints, retention=retention)
+        engine = Engine(trace, config, policy=name)
         found[name] = engine.run(), engine.timeline
         engine.close()
     found["bound"] = replay_bound(trace, page_size=CONFIG.page_size)
@@ -47,7 +53,8 @@ def plot(found: dict[str, tuple[ReplayResult, Timeline]], path: Path) -> None:
     axes = figure.subplots()
     styles = {
         "bound": ("#888888", "--", "bound: infinite cache, full attention", (-1, 9)),
-        "branch": ("#1b9e77", "-", "kvcache, windows kept at forks", (-1, -14)),
+        "branch": ("#7570b3", "-", "and at forks", (-1, -28)),
+        "value": ("#1b9e77", "-", "kvcache's default", (-1, -13)),
         "none": ("#d95f02", "-", "windows kept at ends of chunks and prompts alone", (-1, 7)),
     }
     for name, (color, style, words, shift) in styles.items():

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # what the workloads run with unless told otherwise: small enough a pool to make a difference
 _WORKLOAD_DEFAULTS: dict[str, dict[str, int]] = {
-    "shared-prompt": {"running": 8, "swa_tokens": 15_360},
+    # each request is one chunk, as in SGLang's release note
+    "shared-prompt": {"running": 8, "swa_tokens": 15_360, "cut_chunks": False},
     "multi-turn": {"running": 16, "swa_tokens": 20_480},
     "forest": {"running": 16},
     "uniform": {"running": 16, "full_tokens": 1 << 20, "swa_tokens": 10_485},
@@ -123,6 +124,7 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--no-cut",
         dest="cut_chunks",
         action="store_false",
+        default=argparse.SUPPRESS,
         help="let a step take more than an eighth of the SWA pool (and more than 2,048 tokens)",
     )
     group.add_argument(
