@@ -20,7 +20,7 @@ from kvcache.policies.retention import Retention, Value, check_retention
 
 _MAX_INT32 = 2**31 - 1
 # at a time: each has a lock
-_MOST_PINS = 4096
+_MOST_PINS = 1024
 
 
 @dataclass(frozen=True, slots=True)

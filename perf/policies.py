@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "cpu" / "policies.json"
-# checkpoints, retention
-POLICIES = {"lru": ("branch", "lru"), "value": ("branch,ladder", "value")}
+# checkpoints, retention, tokens of a chunk before it is cut to an eighth of the SWA pool
+POLICIES = {"lru": ("branch", "lru", 8192), "value": ("branch,ladder", "value", 2048)}
 
 
 def cell(job: dict[str, Any]) -> dict[str, Any]:
@@ -39,13 +39,13 @@ def cell(job: dict[str, Any]) -> dict[str, Any]:
         trace = trace.limit(job["limit"])
     sizes: dict[str, Any] = {"window": None}
     if job["policy"] != "bound":
-        checkpoints, retention = POLICIES[job["policy"]]
+        checkpoints, retention, chunk = POLICIES[job["policy"]]
         sizes = {
             "window": job["window"],
             "swa_tokens": int(job["full"] * job["share"] / 100),
             "checkpoints": parse_checkpoints(checkpoints),
             "retention": parse_retention(retention),
-            "chunk": job["chunk"],
+            "chunk": job["chunk"] or chunk,
         }
     config = EngineConfig(page_size=64, full_tokens=job["full"], running=16, **sizes)
     engine = Engine(trace, config, policy=job["policy"])
@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--full", type=_numbers(int), default=[1 << 20, 1 << 22], metavar="N,...")
     parser.add_argument("--swa", type=_numbers(float), default=[1.0, 2.0, 5.0], metavar="%,...")
     parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--chunk", type=int, default=8192, help="cut to an eighth of the SWA pool")
+    parser.add_argument("--chunk", type=int, default=0, help="0: each policy's own")
     parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0: all")
     parser.add_argument("--max-output", type=int, default=64)
     parser.add_argument("--processes", type=int, default=2)

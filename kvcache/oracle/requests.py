@@ -285,7 +285,7 @@ class ReferenceRequests(ReferenceWindows):
         full_budget, swa_budget = (
             int(self.pin_share * len(pool)) for pool in (self.all_full, self.all_swa)
         )
-        if len(paths) > min(full_budget, 4096):
+        if len(paths) > min(full_budget, 1024):
             raise CapacityError("pins: too many")
         if sum(map(len, paths)) > full_budget or sum(windows) > swa_budget:
             raise CapacityError("pins: too many for the budget")

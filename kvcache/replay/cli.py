@@ -276,7 +276,7 @@ def _refuse_idle_options(args: argparse.Namespace) -> None:
         reasons["block-size"] = "is for a trace, not for a --workload"
         for option, users in _USED_BY.items():
             if args.workload not in users:
-                reasons[option] = f"is for {' and '.join(users)}, not for {args.workload}"
+                reasons[option] = f"is for {', '.join(users)}, not for {args.workload}"
     if not args.arrivals:
         for option in ("speed", "step-seconds", "prefill-rate"):
             reasons[option] = "does nothing without --arrivals"

@@ -160,7 +160,7 @@ class TestReplay:
         assert capsys.readouterr().err == ""
         assert main([*SMALL, "--progress"]) == 0
         err = capsys.readouterr().err
-        assert "branch:" in err
+        assert "branch,ladder, value:" in err
         assert "/12 [" in err
 
 
@@ -194,7 +194,7 @@ class TestBadInput:
             (["--speed", "2"], "--speed: does nothing without --arrivals"),
             (["--step-seconds", "0.02"], "--step-seconds: does nothing without --arrivals"),
             (["--prefill-rate", "9"], "--prefill-rate: does nothing without --arrivals"),
-            (["--turns", "8"], "--turns: is for multi-turn, not for shared-prompt"),
+            (["--turns", "8"], "--turns: is for multi-turn, round-robin, not for shared-prompt"),
             (["--depth", "2"], "--depth: is for forest, not for shared-prompt"),
             (["--block-size", "512"], "--block-size: is for a trace, not for a --workload"),
         ],
@@ -226,7 +226,8 @@ class TestBadInput:
             ),
             (
                 ["replay", "--workload", "multi-turn", "--requests", "3"],
-                "kvcache replay: error: --requests: is for shared-prompt and forest, not for multi-turn",
+                "kvcache replay: error: --requests: is for shared-prompt, forest, uniform, templates, "
+                "scan, not for multi-turn",
             ),
         ],
     )

@@ -63,6 +63,8 @@ def sizes(**changes: int) -> WorkloadSizes:
         "trees": 2,
         "depth": 3,
         "fanout": 2,
+        "documents": 3,
+        "document_len": 60,
     }
     return WorkloadSizes(**{**small, **changes})
 
